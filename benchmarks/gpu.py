@@ -77,7 +77,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
     rows = shape.batch
     if options.way != "minimal":
-        rows = min(agent.learner.passes.micro_batch for agent in iteration.agents)  # type: ignore[attr-defined]
+        rows = min(agent.learner.pass_size.micro_batch for agent in iteration.agents)  # type: ignore[attr-defined]
     return {
         "seconds": medians(runs),
         "gib": peak_memory_mb() / 2**10,

@@ -179,9 +179,8 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
 
     from benchmarks.shapes import word_tokenizer
     from cory.config import Config, PPOConfig, SamplingConfig
-    from cory.learners.algorithms import make_learner
-    from cory.learners.group import WindowPolicy
-    from cory.learners.update import Update
+    from cory.learners.group import GroupLearner, WindowPolicy
+    from cory.learners.records import Experience
     from cory.models import window
     from cory.models.rollout import Rollout
     from cory.models.tokenization import pad_token
@@ -203,15 +202,15 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     load_weights(reference, inputs, "reference")
     wrapped = WindowPolicy(policy).eval(), WindowPolicy(reference).eval()
     tokenizer = word_tokenizer(VOCABULARY)
-    learner: Any = make_learner(*wrapped, tokenizer, config, torch.device("cpu"))
+    learner = GroupLearner(*wrapped, tokenizer, config, torch.device("cpu"))
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
     batch = window.pack(queries, responses, pad_token(tokenizer))
-    old = learner.passes.evaluate(batch)
+    old = learner.evaluate(batch)
     rollout = Rollout([""] * size, [""] * size, queries, responses)
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")
-    update = Update([], batch, old, targets, torch.ones(size), learner.reward_moments)
-    terms = learner._backward(update, list(range(size)), last=True)
+    experience = Experience(batch, old, targets, torch.ones(size))
+    terms = learner._backward(experience, list(range(size)), last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
     return {"advantages": targets.advantages[:, 0], "loss": terms.loss, **gradients}
 

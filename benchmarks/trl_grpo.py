@@ -196,9 +196,9 @@ def run_bench(
 ) -> None:
     """`ours` or `ours_plain`. Calls `begin` before each iteration and `end` after it."""
     if way == "ours_plain":
-        import cory.learners.passes
+        import cory.learners.learner
 
-        cory.learners.passes.share_prompts = lambda model, batch: None
+        cory.learners.learner.share_prompts = lambda model, batch: None
     iteration = bench.ours()
     for k in range(iterations):
         begin()

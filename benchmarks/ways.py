@@ -86,7 +86,7 @@ class Bench:
 
     def ours(self) -> Callable[[int], Seconds]:
         """`CoryTrainer`."""
-        from cory.agents import make_agents
+        from cory.agent import make_agents
         from cory.callbacks.metrics import measure
         from cory.run.clock import timed
         from cory.trainer import CoryTrainer

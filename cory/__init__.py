@@ -4,8 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cory.agent import Agent  # noqa: F401
-    from cory.agents import make_agents  # noqa: F401
+    from cory.agent import Agent, make_agents  # noqa: F401
     from cory.callbacks import Callback  # noqa: F401
     from cory.config import Config  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
@@ -31,7 +30,7 @@ HOME = {
     "UserError": "errors",
     "assign_credit": "credit",
     "evaluate": "evaluation.evaluate",
-    "make_agents": "agents",
+    "make_agents": "agent",
 }
 __all__ = [*HOME]
 

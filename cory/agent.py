@@ -1,24 +1,35 @@
-"""An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, whatever its role."""
+"""An agent: one LLM with its learner. It keeps its weights and optimizer for the whole run, whatever its role.
 
-from collections.abc import Iterator, Mapping, Sequence
+`make_agents` makes those of a configuration: which models are loaded, and who shares one.
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config
+from cory.config import Config, ModelConfig
+from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
-from cory.learners.stats import UpdateStats
+from cory.learners.optimizer import check_optimizer
+from cory.learners.ppo import PPOLearner
+from cory.learners.records import UpdateStats
+from cory.learners.trl_parts import PolicyWithValueHead
 from cory.models.engine import Engine
 from cory.models.families import check_model
+from cory.models.load import load_policy
 from cory.models.lora import (
     LanguageModel,
     activate,
+    add_adapter,
     save_policy,
     save_without_adapters,
     without_adapters,
@@ -34,8 +45,9 @@ from cory.models.tokenization import (
     plain_texts,
 )
 from cory.parallel import distributed, sharding
-from cory.parallel.devices import autocast
+from cory.parallel.devices import autocast, choose_device, configure
 from cory.prompts import Prompt
+from cory.streams import Purpose, Stream
 
 
 class Agent:
@@ -233,3 +245,183 @@ def _mean_length(rollout: Rollout, device: torch.device) -> float:
         torch.tensor([tokens, len(rollout.response_ids)], device=device)
     )
     return (sums[0] / sums[1]).item()
+
+
+# The agents of a configuration
+
+
+@dataclass
+class AgentPlan:
+    """What one agent is made of.
+
+    Args:
+        index: from 0.
+        config: its settings, its model's name resolved to a folder or a Hub id.
+        device: where it samples and learns.
+        trained: whether it learns.
+    """
+
+    index: int
+    config: Config
+    device: torch.device
+    trained: bool
+
+    @property
+    def name(self) -> str:
+        """`agent_1`, ..."""
+        return f"agent_{self.index + 1}"
+
+    @property
+    def uses_lora(self) -> bool:
+        """Whether the agent is an adapter on a base."""
+        return self.config.lora.rank > 0
+
+    def shares_base(self, other: "AgentPlan") -> bool:
+        """Whether both can start from one loaded model: they copy it and share it as reference, or adapt it."""
+        if self.config.model != other.config.model:
+            return False
+        # A base with adapters cannot be the reference of an agent without.
+        return not (self.trained and other.trained and self.uses_lora != other.uses_lora)
+
+
+def make_agents(config: Config) -> list[Agent]:
+    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy unless
+    `config.agents` says otherwise.
+
+    Full fine-tuning: each agent has a copy of the weights; agents of the same model share one
+    frozen reference. LoRA: each agent has an adapter, all on one base; the reference is the base
+    with its adapters off. Agents with devices of their own (`agents: [{device: ...}]`) share
+    nothing. Each PPO agent has a value head. A frozen
+    agent (`agents: [{trained: false}]`) is a base that others share, or one of its own.
+
+    Raises a UserError if a setting is out of range, a device or a model is not available, or a
+    model is one that padded batches change.
+    """
+    config.check()
+    check_optimizer(config.ppo.optimizer)
+    plans = [_plan(config, index) for index in range(config.cory.num_agents)]
+
+    # The process's own device, where it is about messages between processes, is the first agent's.
+    distributed.start(plans[0].device)
+    distributed.check(config)
+    for device in {plan.device for plan in plans}:
+        configure(device, sharded=config.parallel.shard == "full")
+
+    engine = Engine(config) if config.sampling.engine == "vllm" else None
+    agents: dict[str, Agent] = {}
+    for group in _groups_by_base(config, plans):
+        agents_of_base = _make_agents_of_base(group, engine)
+        distributed.fail_together(agents_of_base[0].check_model)
+        agents |= {agent.name: agent for agent in agents_of_base}
+    return [agents[plan.name] for plan in plans]
+
+
+def _plan(config: Config, index: int) -> AgentPlan:
+    """Raises a UserError if the agent's device is not available."""
+    settings = copy.copy(config.of_agent(index))
+    settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
+    return AgentPlan(index, settings, choose_device(settings.device), config.is_trained(index))
+
+
+def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
+    """The agents in groups that each start from one loaded model."""
+    if config.device_per_agent:  # they learn at the same time
+        return [[plan] for plan in plans]
+    groups: list[list[AgentPlan]] = []
+    for plan in plans:
+        group = next((group for group in groups if all(map(plan.shares_base, group))), None)
+        if group is None:
+            groups.append([plan])
+        else:
+            group.append(plan)
+    return groups
+
+
+def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> list[Agent]:
+    """The agents of a group, all on one device, and what they share: the reference or the base."""
+    config = plans[0].config
+    device = plans[0].device
+    base, tokenizer = load_policy(config.model, device)
+    if config.model.gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+
+    trained = [plan for plan in plans if plan.trained]
+    policies = _make_policies(plans, base)
+    reference = None  # with LoRA, the policy with its adapters off
+    if trained and not trained[0].uses_lora:
+        _warn_of_half_precision(base, config.model)
+        reference = WindowPolicy(base).requires_grad_(False).eval()
+        reference = sharding.placed(
+            sharding.split(reference, config.parallel, config.precision), device
+        )
+    elif not trained:
+        base.requires_grad_(False).eval()
+
+    make_learner: Callable[..., Learner] = PPOLearner if config.algorithm == "ppo" else GroupLearner
+    agents = []
+    for plan in plans:
+        wrapped = sharding.placed(policies[plan.name], device)
+        policy = wrapped.pretrained_model
+        learner: Learner | None = None
+        if plan.trained:
+            activate(policy, plan.name)
+            learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
+        agents.append(Agent(plan.name, policy, tokenizer, plan.config, device, learner, engine))
+    return agents
+
+
+def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
+    """Warns if all weights are to be trained in 16 bits. Numbers near 0.02 are then 0.0001 (bfloat16) apart."""
+    if base.dtype not in (torch.bfloat16, torch.float16):
+        return
+    dtype = str(base.dtype).removeprefix("torch.")
+    warnings.warn(
+        f"The weights of {model.name!r} are trained in {dtype} (model.dtype: {model.dtype}), which rounds steps as "
+        "small as Adam's away: they hardly change. Use --model.dtype float32, with --precision bf16 for speed",
+        stacklevel=3,
+    )
+
+
+def _make_policies(
+    plans: Sequence[AgentPlan], base: LanguageModel
+) -> dict[str, PolicyWithValueHead | WindowPolicy]:
+    """The policies of agents that start from `base`, in their wrappers, by the agents' names."""
+    policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
+    adapted = base  # with the adapters so far
+    trained = [plan for plan in plans if plan.trained]
+    for plan in trained:
+        policy = make_policy(plan, adapted)
+        if plan.uses_lora:
+            adapted = policy.pretrained_model
+        else:  # sharded at once, so that one whole copy is in memory at a time
+            policy = sharding.split(policy, plan.config.parallel, plan.config.precision)
+        policies[plan.name] = policy
+    # A frozen agent is the unmodified base, which the others use as reference.
+    frozen = [plan for plan in plans if not plan.trained]
+    for plan in frozen:
+        policies[plan.name] = WindowPolicy(adapted)
+    # A base with adapters is sharded when it has those of all agents.
+    return {
+        plan.name: sharding.split(policies[plan.name], plan.config.parallel, plan.config.precision)
+        for plan in plans
+    }
+
+
+def make_policy(plan: AgentPlan, base: LanguageModel) -> PolicyWithValueHead | WindowPolicy:
+    """An agent's policy in its wrapper: a copy of the base, or with LoRA the base with a new adapter."""
+    config = plan.config
+    wrap = PolicyWithValueHead if config.algorithm == "ppo" else WindowPolicy
+    # PEFT and TRL draw adapters and value heads from torch's global generator.
+    with Stream(config.seed, Purpose.INITIALIZATION, agent=plan.index).as_global():
+        if config.lora.rank:
+            adapted = add_adapter(base, plan.name, config.lora)
+            adapter = adapted.peft_config[plan.name]
+            adapter.base_model_name_or_path = config.model.name
+            adapter.revision = config.model.revision
+            policy = wrap(adapted)
+        else:
+            policy = wrap(copy.deepcopy(base))
+    if isinstance(policy, PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
+        for parameter in policy.v_head.parameters():
+            torch.nn.init.zeros_(parameter)
+    return policy

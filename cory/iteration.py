@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from cory.agent import Agent
-from cory.learners.stats import UpdateStats
+from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
 
 T = TypeVar("T")

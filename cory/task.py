@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from cory.config import Config, RoleConfig
 from cory.errors import UserError
 from cory.identity import Models, data_hash, function_name, model_identity, source_hash
-from cory.learners.stats import UpdateStats
+from cory.learners.records import UpdateStats
 from cory.models.load import find, load_tokenizer
 from cory.models.tokenization import check_lengths, encode
 from cory.prompts import Prompt, RolePrompts, check_prompt

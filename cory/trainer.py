@@ -20,7 +20,7 @@ from cory.errors import UserError
 from cory.identity import data_hash, policy_models
 from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
-from cory.learners.stats import UpdateStats
+from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
 from cory.opening import explaining_errors, find_run, finished_run, open_run
 from cory.parallel import distributed

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import sentences
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 
 
 @pytest.fixture

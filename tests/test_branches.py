@@ -9,7 +9,7 @@ from conftest import run_iteration
 from test_credit import spy
 from test_trainer import make_trainer, state
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.callbacks.callback import Callback
 from cory.config import CoryConfig, SamplingConfig
 from cory.trainer import CoryTrainer
@@ -84,9 +84,9 @@ def test_mini_batches_split_the_pioneers_rows_evenly(config):
     sizes = []
     trainer = make_trainer(replace(config, branches=4, ppo=ppo, cory=SHARED))
     (shared,) = trainer.agents
-    step = shared.learner._optimizer_step
-    shared.learner._optimizer_step = lambda update, rows: (
-        sizes.append(len(rows)) or step(update, rows)
+    gradients = shared.learner._gradients
+    shared.learner._gradients = lambda experience, rows: (
+        sizes.append(len(rows)) or gradients(experience, rows)
     )
     trainer.iteration(0)
     assert sizes == [3, 3, 4] * 3  # 10 rows in as few steps of at most 4 as that takes
@@ -106,9 +106,9 @@ def test_no_mini_batch_is_empty(config, changes, expected):
     rows_of_steps = []
     for agent in trainer.agents:
         rows_of_steps.append(rows := [])
-        step = agent.learner._optimizer_step
-        agent.learner._optimizer_step = lambda update, indices, rows=rows, step=step: (
-            rows.append(len(indices)) or step(update, indices)
+        gradients = agent.learner._gradients
+        agent.learner._gradients = lambda experience, indices, rows=rows, gradients=gradients: (
+            rows.append(len(indices)) or gradients(experience, indices)
         )
     before = [state(agent) for agent in trainer.agents]
     trainer.iteration(0)

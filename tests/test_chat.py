@@ -9,7 +9,7 @@ import pytest
 from conftest import sentences
 
 import cory.chat
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.chat import Chat
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError

@@ -9,7 +9,7 @@ from chain_gradients import BATCH_ANSWERS, of_batch, of_mode, world
 from conftest import run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.run.flags import flags

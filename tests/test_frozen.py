@@ -9,7 +9,7 @@ from conftest import run_iteration
 from test_trainer import make_trainer
 from transformers import AutoModelForCausalLM
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, SamplingConfig
 from cory.errors import UserError
 
@@ -77,7 +77,7 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, changes):
 
 def test_it_is_the_base_that_others_share(config, llama_folder):
     full = make_agents(replace(config, agents=FROZEN))
-    assert full[1].policy is full[0].learner.passes.reference.pretrained_model
+    assert full[1].policy is full[0].learner.reference.pretrained_model
     lora = make_agents(replace(config, agents=FROZEN, lora=LoraConfig(rank=4)))
     assert lora[1].policy is lora[0].policy
     first = make_agents(replace(config, agents=FROZEN[::-1], lora=LoraConfig(rank=4)))
@@ -90,7 +90,7 @@ def test_it_is_the_base_that_others_share(config, llama_folder):
     mixed = [{}, {"trained": False}, {"lora": {"rank": 2}}]
     mixed = make_agents(replace(config, agents=mixed, cory=CoryConfig(num_agents=3)))
     assert (
-        mixed[1].policy is mixed[0].learner.passes.reference.pretrained_model
+        mixed[1].policy is mixed[0].learner.reference.pretrained_model
         and mixed[2].policy is not mixed[1].policy
     )
 

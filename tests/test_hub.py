@@ -13,7 +13,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from cory import evaluate
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import AgentConfig, LoraConfig, RoleConfig
 from cory.evaluation.settings import EvaluationConfig
 from cory.hub import model_card, upload, write_folder

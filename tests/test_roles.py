@@ -8,7 +8,7 @@ import pytest
 from conftest import run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.command import load
 from cory.config import Config, CoryConfig, PPOConfig, RoleConfig
 from cory.errors import UserError

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 from test_credit import spy
 from test_trainer import PROMPTS, count_good
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.errors import UserError

@@ -14,7 +14,7 @@ from conftest import run_iteration, sentences
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.callbacks import Callback
 from cory.config import CoryConfig
 from cory.credit import assign_credit
@@ -168,8 +168,8 @@ def test_learners_restart_every_so_many_iterations(config, agents):
 def test_learning_moves_one_agent_and_leaves_the_others_and_the_reference(config):
     trainer = make_trainer(config)
     first, second = trainer.agents
-    reference = first.learner.passes.reference
-    assert second.learner.passes.reference is reference
+    reference = first.learner.reference
+    assert second.learner.reference is reference
     before = [
         state(first),
         state(second),

@@ -1,6 +1,6 @@
 """Signs of trouble: flags are printed once, and a KL that is too large ends the run.
 
-Numbers that are not finite are the learner's affair (`Learner._optimizer_step`), early stopping is
+Numbers that are not finite are the learner's affair (`cory/learners/learner.py`), early stopping is
 that of `early_stopping.py`.
 """
 

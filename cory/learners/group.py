@@ -19,12 +19,11 @@ from cory.learners import losses
 from cory.learners.learner import Learner
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
+from cory.learners.records import Evaluation, Experience, ForwardPass, Targets
 from cory.learners.trl_parts import make_kl_controller
-from cory.learners.update import EvaluatedBatch, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
-from cory.parallel import sharding
 
 
 class WindowPolicy(torch.nn.Module):
@@ -69,7 +68,7 @@ class GroupLearner(Learner):
     * `auto`: the loss for GRPO and Dr. GRPO, else the reward.
 
     Args:
-        wrapped: the policy, without a value head.
+        wrapped: the policy on its device, without a value head.
         reference, tokenizer, config, device: see `Learner`. The settings of values and GAE are
             ignored.
     """
@@ -84,16 +83,8 @@ class GroupLearner(Learner):
     ) -> None:
         # It would place the policy on the process's device. Agents may have others.
         accelerator = Accelerator(device_placement=False)
-        wrapped = sharding.placed(wrapped, device)
-        model, optimizer = accelerator.prepare(
-            wrapped,
-            make_optimizer(
-                wrapped,
-                config.ppo.learning_rate,
-                config.ppo.optimizer,
-                config.ppo.optimizer_options,
-            ),
-        )
+        optimizer = make_optimizer(wrapped, config.ppo)
+        model, optimizer = accelerator.prepare(wrapped, optimizer)
         super().__init__(
             model=model,
             optimizer=optimizer,
@@ -109,7 +100,7 @@ class GroupLearner(Learner):
             self.kl_in = "loss" if config.algorithm in ("grpo", "dr_grpo") else "reward"
 
     def targets(
-        self, old: EvaluatedBatch, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: Evaluation, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """An advantage for each response, the same at all its tokens."""
         if self.kl_in == "reward":
@@ -128,10 +119,7 @@ class GroupLearner(Learner):
         self,
         new: ForwardPass,
         entropies: Tensor,
-        old: EvaluatedBatch,
-        targets: Targets,
-        mask: Tensor,
-        weights: Tensor,
+        rows: Experience,
         tokens: Tensor,
         responses: int,
     ) -> LossTerms:
@@ -139,11 +127,11 @@ class GroupLearner(Learner):
         terms = losses.group_losses(
             logprobs=new.logprobs,
             entropies=entropies,
-            old_logprobs=old.logprobs,
-            ref_logprobs=old.ref_logprobs,
-            advantages=targets.advantages,
-            mask=mask,
-            weights=weights,
+            old_logprobs=rows.old.logprobs,
+            ref_logprobs=rows.old.ref_logprobs,
+            advantages=rows.targets.advantages,
+            mask=rows.mask,
+            weights=rows.weights,
             algorithm=self.config.algorithm,
             cliprange=self.ppo.cliprange,
             max_new_tokens=self.config.sampling.max_new_tokens,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cory.learners import losses
+from cory.metrics import full_kl
 from cory.models.lora import LanguageModel
 from cory.parallel import sharding
 
@@ -63,8 +64,7 @@ class ChunkedHead(NamedTuple):
         `reference`: of a pass over the same tokens.
         """
         parts = [
-            losses.kl_penalty(
-                "full",
+            full_kl(
                 self._logits(hidden).log_softmax(-1),
                 reference._logits(other).log_softmax(-1),
             )

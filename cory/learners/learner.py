@@ -1,4 +1,13 @@
-"""The base class of all learners: one update of one agent on its rollouts. Its passes: `cory/learners/passes.py`."""
+"""The base class of all learners: one update of one agent on its rollouts.
+
+`Learner.update` is the algorithm. Its steps stand below it, in the order in which it takes them.
+
+* Logits, KL and entropy exist only at response positions (`cory/models/window.py`): the others are
+  masked.
+* The reference is read in batches of its own, and micro-batches fit the memory (`memory.py`).
+* No dropout in any pass, so the first epoch's probability ratio is 1 (in bf16 nearly: a row's logits are rounded,
+  and differ with the rows that are read beside it).
+"""
 
 import copy
 import itertools
@@ -19,24 +28,29 @@ from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.errors import NotFinite
+from cory.learners import head, losses
+from cory.learners.head import ChunkedHead
 from cory.learners.losses import LossTerms
+from cory.learners.memory import PassSize
 from cory.learners.optimizer import load_tensors, tensors_of
-from cory.learners.passes import Passes
-from cory.learners.stats import UpdateStats
+from cory.learners.records import Evaluation, Experience, ForwardPass, Step, Targets, UpdateStats
 from cory.learners.trl_parts import KLController, RewardMoments
-from cory.learners.update import EvaluatedBatch, ForwardPass, StepGradients, Targets, Update
+from cory.metrics import full_kl
 from cory.models import window
+from cory.models.checkpointing import recompute_in_eval
 from cory.models.engine import difference
+from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
+from cory.models.shared import share_prompts
 from cory.models.tokenization import pad_token
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
-from cory.parallel.devices import to_device
+from cory.parallel.devices import autocast, to_device
 
 
 class Learner(ABC):
     """One agent's learner: its policy, optimizer, KL controller and reward moments. A subclass
-    defines the loss.
+    defines advantages and loss.
 
     Args:
         model: the policy in its wrapper on its device, as the accelerator has prepared it.
@@ -44,8 +58,8 @@ class Learner(ABC):
         accelerator: exchanges gradients between processes. It places nothing, as its device is that
             of the process.
         kl_controller: TRL's controller of the KL coefficient.
-        reference: pi_0 in its wrapper, frozen; may be shared by several learners. None: the policy
-            with its adapters off.
+        reference: pi_0 in its wrapper on the same device, frozen; may be shared by several learners.
+            None: the policy with its adapters off.
         tokenizer: of the policy.
         config: the run's settings. Batches are over all processes there, and one process's share
             here.
@@ -64,27 +78,30 @@ class Learner(ABC):
         device: torch.device,
     ) -> None:
         self.model = model
+        # The causal language model inside.
+        self.policy: LanguageModel = accelerator.unwrap_model(model).pretrained_model
+        self.reference = reference
         self.optimizer = optimizer
         self.accelerator = accelerator
         self.kl_controller = kl_controller
-        self.device = device
+        self.reward_moments = RewardMoments(accelerator)
         self.tokenizer = tokenizer
         self.config = config
         self.ppo = config.ppo
+        self.device = device
 
         self.batch_size = config.ppo.batch_size // distributed.world_size()
         self.mini_batch_size = config.ppo.mini_batch_size // distributed.world_size()
-        self.passes = Passes(model, reference, accelerator, config, device, self.mini_batch_size)
-        self.policy = self.passes.policy  # the causal language model inside
-
         self.model_params = [p for p in model.parameters() if p.requires_grad]
-        self.reward_moments = RewardMoments(accelerator)
-        # In this process.
-        self.optimizer_steps = 0
+        self.optimizer_steps = 0  # in this process
+
+        self.checkpointed_layers = recompute_in_eval(model)
+        self.model.eval()
+        self.pass_size = PassSize(self.policy, config, device, self.mini_batch_size)
 
     @abstractmethod
     def targets(
-        self, old: EvaluatedBatch, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: Evaluation, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """Advantages, and what else the loss needs, from the (batch,) training rewards of all
         rollouts together.
@@ -99,19 +116,15 @@ class Learner(ABC):
         self,
         new: ForwardPass,
         entropies: Tensor,
-        old: EvaluatedBatch,
-        targets: Targets,
-        mask: Tensor,
-        weights: Tensor,
+        rows: Experience,
         tokens: Tensor,
         responses: int,
     ) -> LossTerms:
         """What is minimized, and the statistics: some rows' part of the mini-batch's means.
 
         Args:
-            new: these rows under the policy being trained; `old`, `targets`: the same rows.
-            entropies, mask: (rows, R).
-            weights: (rows,), by which each row's part of the loss is multiplied.
+            new: these rows under the policy being trained.
+            entropies: (rows, R), of `new`.
             tokens, responses: response tokens and responses of the mini-batch.
         """
 
@@ -124,7 +137,7 @@ class Learner(ABC):
         Args:
             rollouts: of the agent, one for each of its roles; each has `batch_size` rows, but for a pioneer after whom
                 the chain branches, which has `batch_size / branches`.
-            rewards: of each rollout, the training rewards of its rows.
+            rewards: of each rollout, the (rows,) training rewards.
             shuffle: draws the order of the rows in each epoch.
 
         Returns the statistics of each rollout. Raises a ValueError if the number of rows is
@@ -132,84 +145,183 @@ class Learner(ABC):
         that optimizer step.
         """
         self._check_rows(rollouts, rewards)
-        self.passes.switch_dropout_off()
-        update = self._prepare(rollouts, rewards)
+        self._switch_dropout_off()
 
-        num_rows = len(update.batch.input_ids)
-        num_steps = self._steps_per_epoch(num_rows)
+        # The rows under the policy that sampled them: log-probabilities, KL to the reference, values.
+        batch = self._pack(rollouts)
+        old = self.pass_size.retrying(self._evaluate_old, batch)
+        engine_difference = _engine_difference(old, batch.response_mask, rollouts)
+
+        # Advantages, from the training rewards and that KL; the loss's weight of each row.
+        scaled_rewards, reward_moments = self._scale(torch.cat(list(rewards)))
+        targets = self.targets(old, scaled_rewards, batch.response_mask, rollouts)
+        weights = to_device(_role_weights(rollouts), self.device)
+        experience = Experience(batch, old, targets, weights)
+
+        # Each epoch reads all rows in a new order, some in each optimizer step.
+        steps: list[Step] = []
         for _ in range(self.ppo.ppo_epochs):
-            order = shuffle.permutation(num_rows).tolist()
-            for indices in _even_parts(order, num_steps):
-                self._optimizer_step(update, indices)
+            order = shuffle.permutation(len(weights)).tolist()
+            for indices in _even_parts(order, self._steps_per_epoch(len(weights))):
+                step = self.pass_size.retrying(self._gradients, experience, indices)
+                _check_finite(step, rollouts)
+                self._optimizer_step(step)
+                steps.append(step)
 
-        stats = self._statistics(update)
-        self.reward_moments = update.reward_moments
-        # The coefficient follows the reported KL, on average over the rollouts. It moves alike in each update, however
-        # many roles the agent had and branches followed it.
-        kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
-        if math.isfinite(kl):
-            self.kl_controller.update(kl, self.ppo.batch_size)
+        # What stays: the reward moments and the KL coefficient move once the steps have succeeded.
+        stats = self._statistics(experience, rollouts, steps, engine_difference)
+        self.reward_moments = reward_moments
+        self._update_kl_coef(stats)
         return stats
 
-    @torch.no_grad()
-    def response_kls(self, rollout: Rollout) -> list[float]:
-        """The KL of each response to the reference, in nats, under the current policy."""
-        batch = window.pack(
-            rollout.prompt_ids, rollout.response_ids, pad_token(self.tokenizer), self.device
-        )
-        current = self.passes.retrying(lambda: self.passes.evaluate(batch))
-        kls: list[float] = (current.kl * batch.response_mask).sum(1).tolist()
-        return kls
+    # The rows under the policy that sampled them
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):
             expected = self.batch_size * rollout.branches // self.config.branches
             if not len(rollout.prompt_ids) == len(rollout.response_ids) == len(reward) == expected:
-                size = "batch_size" if expected == self.batch_size else "batch_size / branches"
                 raise ValueError(
-                    f"expected {size} = {expected} prompts, responses and rewards of each rollout, "
-                    f"got {len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
+                    f"expected {expected} prompts, responses and rewards of a rollout, got "
+                    f"{len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
                 )
 
-    def _steps_per_epoch(self, num_rows: int) -> int:
-        """As few optimizer steps as the rows take, and no more than leave each mini-batch a row."""
-        mini_batches = self.ppo.gradient_accumulation_steps
-        steps = math.ceil(num_rows / (self.mini_batch_size * mini_batches))
-        # Branches give numbers of rows that are no multiple of a step's. With mini-batches of one row,
-        # some mini-batches of so many steps would have none.
-        return min(steps, max(1, num_rows // mini_batches))
+    def _switch_dropout_off(self) -> None:
+        """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
+        self.model.eval()
+        for layer in self.checkpointed_layers:
+            # Transformers recomputes in training mode only. The layer itself runs in `eval()`.
+            layer.training = True
 
-    def _prepare(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> Update:
-        """The update before its first step."""
+    def _pack(self, rollouts: Sequence[Rollout]) -> Window:
+        """The rows of all rollouts, one rollout after the other."""
         prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
         response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
-        batch = window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
-        mask = batch.response_mask
-        old, first_pass = self.passes.retrying(lambda: self._evaluate(batch))
+        return window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
 
-        training_rewards = to_device(torch.cat(list(rewards)).float(), self.device)
-        training_rewards, reward_moments = self._scale(training_rewards)
-        with torch.no_grad():
-            targets = self.targets(old, training_rewards, mask, rollouts)
-        weights = to_device(_role_weights(rollouts), self.device)
-
-        engine_logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
-        engine_difference = None
-        if engine_logprobs:
-            engine_difference = difference(old.logprobs, engine_logprobs, mask)
-        return Update(
-            rollouts, batch, old, targets, weights, reward_moments, engine_difference, first_pass
-        )
-
-    def _evaluate(self, batch: Window) -> tuple[EvaluatedBatch, ForwardPass | None]:
-        """The batch under the current policy; and the pass with its graph, if it is also that of the
-        first mini-batch (`_backward`).
+    def _evaluate_old(self, batch: Window) -> Evaluation:
+        """The batch under the current policy; with the pass and its graph, if the batch is one
+        micro-batch: the weights have not changed before the first optimizer step, and it reads the
+        rows in the same order.
         """
         # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
-        fits = self.passes.micro_batch >= len(batch.input_ids)
-        if fits and self.ppo.gradient_accumulation_steps == 1:
-            return self.passes.evaluate_with_graph(batch)
-        return self.passes.evaluate(batch), None
+        fits = self.pass_size.micro_batch >= len(batch.input_ids)
+        if not fits or self.ppo.gradient_accumulation_steps > 1:
+            return self.evaluate(batch)
+
+        old = Evaluation.zeros(batch)
+        (indices,) = batch.by_length(len(batch.input_ids))
+        rows = batch.select(indices)
+        old.first_pass = self.forward(rows)
+        self._fill(old, indices, rows, old.first_pass, self._evaluation_rows(batch))
+        return old
+
+    @torch.no_grad()
+    def evaluate(self, batch: Window) -> Evaluation:
+        """The batch under the current policy, and its KL to the reference."""
+        old = Evaluation.zeros(batch)
+        rows_at_a_time = self._evaluation_rows(batch)
+        for indices in batch.by_length(rows_at_a_time):
+            rows = batch.select(indices)
+            policy = self.forward(rows)
+            self._fill(old, indices, rows, policy, rows_at_a_time)
+            del policy  # before the next pass, as both may hold (rows, R, vocabulary) numbers
+        return old
+
+    @torch.no_grad()
+    def response_kls(self, rollout: Rollout) -> list[float]:
+        """The KL of each response to the reference, in nats, under the current policy."""
+        batch = self._pack([rollout])
+        current = self.pass_size.retrying(self.evaluate, batch)
+        kls: list[float] = (current.kl * batch.response_mask).sum(1).tolist()
+        return kls
+
+    def _evaluation_rows(self, batch: Window) -> int:
+        """Rows of a pass without gradient; of a sharded policy the same in all processes, which run
+        equally many passes.
+        """
+        rows = self.pass_size.rows_without_gradient(batch)
+        return sharding.least(rows) if sharding.is_sharded(self.policy) else rows
+
+    @torch.no_grad()
+    def _fill(
+        self,
+        old: Evaluation,
+        indices: list[int],
+        rows: Window,
+        policy: ForwardPass,
+        rows_at_a_time: int,
+    ) -> None:
+        """Writes a pass of the policy over `rows`, which have these indices, and its KL to the reference into `old`.
+
+        The reference reads `rows_at_a_time`, however many the policy has read.
+        """
+        for chunk in rows.by_length(rows_at_a_time):
+            chunk_rows = rows.select(chunk)
+            reference = self._reference_forward(chunk_rows)
+            width = chunk_rows.response_ids.shape[1]
+            in_pass = to_device(torch.tensor(chunk), self.device)
+            in_batch = to_device(torch.tensor([indices[i] for i in chunk]), self.device)
+            old.kl[in_batch, :width] = self._kl(policy, reference, in_pass)
+            old.ref_logprobs[in_batch, :width] = reference.logprobs
+            old.logprobs[in_batch, :width] = policy.logprobs[in_pass, :width]
+            if policy.values is not None:
+                old.values[in_batch, :width] = policy.values[in_pass, :width]
+            del reference  # before its next pass
+
+    def _kl(self, policy: ForwardPass, reference: ForwardPass, rows: Tensor) -> Tensor:
+        """The KL (rows, R) of Eq. 2 to the reference's pass, in nats, over these rows of the policy's.
+
+        `ppo.kl_penalty`, with TRL's names: `full`: KL(pi, pi_0) over the vocabulary; `kl`: log(pi / pi_0)
+        of the sampled token, its one-sample estimate.
+        """
+        width = reference.logprobs.shape[1]
+        if self.ppo.kl_penalty == "kl":
+            return policy.logprobs[rows, :width] - reference.logprobs
+        if policy.head is not None and reference.head is not None:
+            with autocast(self.device, self.config.precision):
+                return policy.head.select(rows, width).kl(reference.head)
+        assert policy.all_logprobs is not None and reference.all_logprobs is not None
+        return full_kl(policy.all_logprobs[rows, :width], reference.all_logprobs)
+
+    # Forward passes
+
+    def forward(self, rows: Window) -> ForwardPass:
+        """A forward pass of the policy."""
+        return self._pass(self.model, rows)
+
+    def _reference_forward(self, rows: Window) -> ForwardPass:
+        """A forward pass of the reference (Eq. 8: pi_0 under the agent's own prompts)."""
+        if self.reference is not None:
+            return self._pass(self.reference, rows)
+        with self.policy.disable_adapter():
+            return self._pass(self.model, rows)
+
+    def _pass(self, model: torch.nn.Module, rows: Window) -> ForwardPass:
+        positions = self.pass_size.positions_at_a_time
+        if positions is None:
+            with autocast(self.device, self.config.precision):
+                logits, values = model(*self._inputs(rows))
+            logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, rows.response_ids)
+            return ForwardPass(logprobs, values, all_logprobs)
+
+        with autocast(self.device, self.config.precision):
+            hidden, values = model(*self._inputs(rows), run_head=False)
+            layer = head.output_layer(self.accelerator.unwrap_model(model).pretrained_model)
+            chunked = ChunkedHead(layer, hidden, positions)
+            logprobs, entropies = chunked.token_logprobs(rows.response_ids)
+        return ForwardPass(logprobs, values, head=chunked, entropies=entropies)
+
+    def _inputs(self, rows: Window) -> tuple[Tensor, Tensor | None, Tensor, int, Tensor | None]:
+        """What a pass reads, with each prompt once where rows share it and that is less work."""
+        shared = share_prompts(self.policy, rows)
+        if shared is not None:
+            return shared
+        mask = window.whole_mask(
+            self.policy, rows.attention_mask, rows.input_ids.shape[1], rows.is_padded
+        )
+        return rows.input_ids, mask, rows.position_ids, rows.response_ids.shape[1], None
+
+    # Rewards
 
     def _scale(self, rewards: Tensor) -> tuple[Tensor, RewardMoments]:
         """Training rewards after the optional scaling, normalization and clipping, and the moments
@@ -217,6 +329,7 @@ class Learner(ABC):
 
         The learner's own moments stay, as the update may still fail.
         """
+        rewards = to_device(rewards.float(), self.device)
         moments = copy.copy(self.reward_moments)
         if self.ppo.reward_scaling:
             moments.update(rewards)
@@ -229,59 +342,26 @@ class Learner(ABC):
             rewards = rewards.clip(-self.ppo.reward_clip, self.ppo.reward_clip)
         return rewards, moments
 
-    def _statistics(self, update: Update) -> list[UpdateStats]:
-        """The statistics of each rollout, over all processes."""
-        kls, lengths = update.rollout_means()
-        terms = update.term_means()
-        explained_variance = update.explained_variance()
-        return [
-            UpdateStats(
-                kl=kl,
-                kl_coef=self.kl_controller.value,
-                entropy=terms["entropy"],
-                policy_loss=terms["policy_loss"],
-                value_loss=terms.get("value_loss"),
-                explained_variance=explained_variance,
-                clip_fraction=terms["clip_fraction"],
-                gradient_norm=statistics.fmean(update.gradient_norms),
-                dropped_steps=update.dropped_steps,
-                response_tokens=length,
-                engine_difference=update.engine_difference,
-            )
-            for kl, length in zip(kls, lengths, strict=True)
-        ]
+    # Optimizer steps
 
-    def _optimizer_step(self, update: Update, indices: list[int]) -> None:
-        """One optimizer step on these rows: a mini-batch, or with gradient accumulation several."""
+    def _steps_per_epoch(self, num_rows: int) -> int:
+        """As few optimizer steps as the rows take, and no more than leave each mini-batch a row."""
+        mini_batches = self.ppo.gradient_accumulation_steps
+        steps = math.ceil(num_rows / (self.mini_batch_size * mini_batches))
+        # Branches give numbers of rows that are no multiple of a step's. With mini-batches of one row,
+        # some mini-batches of so many steps would have none.
+        return min(steps, max(1, num_rows // mini_batches))
+
+    def _gradients(self, experience: Experience, indices: list[int]) -> Step:
+        """Computes the gradient of an optimizer step, on the parameters, over the rows of these
+        indices: a mini-batch, or with gradient accumulation several.
+        """
+        self.optimizer.zero_grad()
         mini_batches = _even_parts(indices, self.ppo.gradient_accumulation_steps)
-        step = self.passes.retrying(lambda: self._gradients(update, mini_batches))
-
-        if not math.isfinite(step.norm + step.sum_of_terms):
-            self.optimizer.zero_grad()
-            roles = " and ".join(rollout.role for rollout in update.rollouts)
-            what = "gradient" if math.isfinite(step.sum_of_terms) else "loss"
-            raise NotFinite(f"{update.rollouts[0].agent} as {roles}: the {what} is not finite")
-
-        update.terms += step.terms
-        update.gradient_norms.append(step.norm)
-        if step.largest_ratio > self.ppo.ratio_threshold:
-            # Zero gradient; Adam's momentum still moves the weights. TRL does the same, but for the
-            # gradient of that mini-batch alone where several make a step.
-            update.dropped_steps += 1
-            torch._foreach_zero_([p.grad for p in self.model_params if p.grad is not None])
-        if self.ppo.max_grad_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model_params, self.ppo.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer_steps += 1
-        self.optimizer.zero_grad()
-
-    def _gradients(self, update: Update, mini_batches: list[list[int]]) -> StepGradients:
-        """Computes the gradient of an optimizer step, on the parameters, by its mini-batches' indices."""
-        self.optimizer.zero_grad()
         last = len(mini_batches) - 1
         terms = [
-            self._backward(update, indices, last=number == last)
-            for number, indices in enumerate(mini_batches)
+            self._backward(experience, mini_batch, last=number == last)
+            for number, mini_batch in enumerate(mini_batches)
         ]
         # Losses and gradients are those of all processes, so that all of them decide the same.
         norm = sharding.whole(
@@ -290,14 +370,14 @@ class Learner(ABC):
         sum_of_terms = torch.stack([term.vector() for term in terms]).sum()
         largest_ratio = torch.stack([term.ratio for term in terms]).max()
         # The step's only wait for the device.
-        return StepGradients(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
+        return Step(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
 
-    def _backward(self, update: Update, indices: list[int], last: bool) -> LossTerms:
+    def _backward(self, experience: Experience, indices: list[int], last: bool) -> LossTerms:
         """Adds a mini-batch's gradient, in micro-batches; returns the means of its terms.
 
         `last`: whether it is the last mini-batch of the optimizer step.
         """
-        batch = update.batch
+        batch = experience.window
         # Gradients are averaged over the processes, so each one's sums are divided by the mean of
         # their tokens, and by its own responses, which are as many in each.
         response_tokens = torch.tensor(sum(batch.response_lengths[i] for i in indices))
@@ -306,44 +386,84 @@ class Learner(ABC):
             / distributed.world_size()
         )
         sums = torch.zeros((), device=batch.input_ids.device)
-        micro_batches = list(batch.by_length(self.passes.micro_batch, indices))
+        micro_batches = list(batch.by_length(self.pass_size.micro_batch, indices))
         for number, micro_indices in enumerate(micro_batches):
-            micro_batch = batch.select(micro_indices)
+            rows = experience.select(micro_indices)
             # Several processes exchange gradients once per step.
             exchange = last and number + 1 == len(micro_batches)
             with nullcontext() if exchange else self.accelerator.no_sync(self.model):
-                # The weights have not changed since the first pass, and it has the rows in the same
-                # order.
-                new = update.take_first_pass()
+                new = experience.old.take_first_pass()
                 if new is None:
-                    new = self.passes.forward(micro_batch)
-                terms = self.terms_of_rows(
-                    update, new, micro_indices, micro_batch, tokens, len(indices)
-                )
+                    new = self.forward(rows.window)
+                entropies = new.entropy(self.pass_size.rows_without_gradient(rows.window))
+                terms = self.loss_terms(new, entropies, rows, tokens, len(indices))
                 # Not `accelerator.backward`, whose number of mini-batches is that of the Accelerator made last.
                 (terms.loss / self.ppo.gradient_accumulation_steps).backward()
             del new  # before the next micro-batch needs its memory
             sums = sums + terms.vector()
         return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size()))
 
-    def terms_of_rows(
+    def _is_dropped(self, step: Step) -> bool:
+        return step.largest_ratio > self.ppo.ratio_threshold
+
+    def _optimizer_step(self, step: Step) -> None:
+        """Moves the weights by the gradient that they have."""
+        if self._is_dropped(step):
+            # Zero gradient; Adam's momentum still moves the weights. TRL does the same, but for the
+            # gradient of that mini-batch alone where several make a step.
+            torch._foreach_zero_([p.grad for p in self.model_params if p.grad is not None])
+        if self.ppo.max_grad_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model_params, self.ppo.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer_steps += 1
+        self.optimizer.zero_grad()
+
+    # Statistics
+
+    def _statistics(
         self,
-        update: Update,
-        new: ForwardPass,
-        indices: list[int],
-        micro_batch: Window,
-        tokens: Tensor,
-        responses: int,
-    ) -> LossTerms:
-        """The `loss_terms` of a micro-batch, whose rows have these indices in the batch."""
-        entropies = self.passes.entropies(new, micro_batch)
-        width = micro_batch.response_ids.shape[1]
-        old = update.old.select(indices, width)
-        targets = update.targets.select(indices, width)
-        weights = update.weights[to_device(torch.tensor(indices), self.device)]
-        return self.loss_terms(
-            new, entropies, old, targets, micro_batch.response_mask, weights, tokens, responses
-        )
+        experience: Experience,
+        rollouts: Sequence[Rollout],
+        steps: Sequence[Step],
+        engine_difference: float | None,
+    ) -> list[UpdateStats]:
+        """The statistics of each rollout, over all processes."""
+        old = experience.old
+        mask = experience.mask
+        returns = experience.targets.returns
+        explained_variance = None
+        if returns is not None:
+            explained_variance = losses.explained_variance(old.values, returns, mask).item()
+
+        # Means over the mini-batches of all epochs.
+        terms = torch.stack([term.vector() for step in steps for term in step.terms]).mean(0)
+        means = dict(zip(LossTerms._fields, terms.tolist(), strict=False))
+        return [
+            UpdateStats(
+                kl=kl,
+                kl_coef=self.kl_controller.value,
+                entropy=means["entropy"],
+                policy_loss=means["policy_loss"],
+                value_loss=means.get("value_loss"),
+                explained_variance=explained_variance,
+                clip_fraction=means["clip_fraction"],
+                gradient_norm=statistics.fmean(step.gradient_norm for step in steps),
+                dropped_steps=sum(map(self._is_dropped, steps)),
+                response_tokens=length,
+                engine_difference=engine_difference,
+            )
+            for kl, length in _rollout_means(old, mask, rollouts)
+        ]
+
+    def _update_kl_coef(self, stats: Sequence[UpdateStats]) -> None:
+        """The coefficient follows the reported KL, on average over the rollouts. It moves alike in each update, however
+        many roles the agent had and branches followed it.
+        """
+        kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
+        if math.isfinite(kl):
+            self.kl_controller.update(kl, self.ppo.batch_size)
+
+    # State
 
     def scale_learning_rate(self, factor: float) -> None:
         """Makes the learning rate `factor` times that of the settings."""
@@ -367,8 +487,7 @@ class Learner(ABC):
                 "var": moments.var,
                 "count": moments.count,
             },
-            "micro_batch": self.passes.micro_batch,
-            "lacked_memory_for_one_row": self.passes.lacked_memory_for_one_row,
+            **self.pass_size.state(),
         }
         return tensors_of(self._trained(), self.optimizer), numbers
 
@@ -376,10 +495,7 @@ class Learner(ABC):
         """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
-        if self.ppo.micro_batch == "auto":  # that of more processes is smaller
-            self.passes.micro_batch = min(self.passes.micro_batch, int(numbers["micro_batch"]))
-            if numbers.get("lacked_memory_for_one_row"):
-                self.passes.use_chunks()
+        self.pass_size.load_state(numbers)
         self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
@@ -387,6 +503,21 @@ class Learner(ABC):
         model = self.accelerator.unwrap_model(self.model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         return {names[parameter]: parameter for parameter in self.model_params}
+
+
+def _check_finite(step: Step, rollouts: Sequence[Rollout]) -> None:
+    """Raises NotFinite, which names agent and roles, if a loss or the gradient is not finite."""
+    if math.isfinite(step.gradient_norm + step.sum_of_terms):
+        return
+    roles = " and ".join(rollout.role for rollout in rollouts)
+    what = "gradient" if math.isfinite(step.sum_of_terms) else "loss"
+    raise NotFinite(f"{rollouts[0].agent} as {roles}: the {what} is not finite")
+
+
+def _engine_difference(old: Evaluation, mask: Tensor, rollouts: Sequence[Rollout]) -> float | None:
+    """How far the engine's log-probabilities are from the policy's; None without an engine."""
+    logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
+    return difference(old.logprobs, logprobs, mask) if logprobs else None
 
 
 def _even_parts(indices: list[int], parts: int) -> list[list[int]]:
@@ -406,3 +537,23 @@ def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
     sizes = torch.tensor([len(rollout.completions) for rollout in rollouts])
     weights = sizes.sum() / (len(sizes) * sizes)
     return weights.repeat_interleave(sizes)
+
+
+def _rollout_means(
+    old: Evaluation, mask: Tensor, rollouts: Sequence[Rollout]
+) -> list[tuple[float, float]]:
+    """Of each rollout, over the rows of all processes: the mean KL of a response to the reference, and its mean
+    length in tokens.
+
+    Both are of the policy that sampled: before the first optimizer step.
+    """
+    sizes = [len(rollout.completions) for rollout in rollouts]
+    kls = [kl.sum() for kl in (old.kl * mask).split(sizes)]
+    tokens = [tokens.sum() for tokens in mask.split(sizes)]
+    sums = distributed.all_reduce_sum(torch.stack([*kls, *tokens]))
+    kl_sums, token_sums = sums.view(2, -1).tolist()
+    rows = [size * distributed.world_size() for size in sizes]
+    return [
+        (kl / count, token_sum / count)
+        for kl, token_sum, count in zip(kl_sums, token_sums, rows, strict=True)
+    ]

@@ -6,13 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cory.errors import one_of
-from cory.metrics import full_kl
 from cory.parallel import distributed
-
-# That compare the responses of a group or batch.
-ALGORITHMS = ("grpo", "dr_grpo", "rloo", "reinforce")
-KL_ESTIMATES = ("full", "kl")
 
 
 class TokenLogprobs(torch.autograd.Function):
@@ -47,21 +41,6 @@ class TokenLogprobs(torch.autograd.Function):
 def entropy(logprobs: Tensor, rows: int) -> Tensor:
     """Entropy in nats at every position: (batch, R, vocabulary) to (batch, R), `rows` of the batch at a time."""
     return torch.cat([-part.exp().mul_(part).sum(-1) for part in logprobs.split(rows)])
-
-
-def kl_penalty(kind: str, logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """The (batch, R) KL of each response token to the reference in nats, as TRL's `kl_penalty`
-    names its estimates.
-
-    Args:
-        kind: `full`: KL(pi, pi_0) over the vocabulary (Eq. 2); `kl`: log(pi / pi_0) of the sampled
-            token, its one-sample estimate.
-        logprobs, ref_logprobs: (batch, R), for `full` (batch, R, vocabulary).
-    """
-    one_of("ppo.kl_penalty", KL_ESTIMATES, kind)
-    if kind == "full":
-        return full_kl(logprobs, ref_logprobs)
-    return logprobs - ref_logprobs
 
 
 def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> Tensor:
@@ -244,7 +223,6 @@ def group_advantages(rewards: Tensor, algorithm: str, group_size: int, branches:
     >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
     [-2.0, 2.0, 0.0, 0.0]
     """
-    one_of("algorithm", ALGORITHMS, algorithm)
     if branches > 1:
         group_size = branches
     elif algorithm == "reinforce":
@@ -293,7 +271,6 @@ def group_losses(
         kl_coef: of the KL to the reference as a loss term, by the k3 estimate `exp(d) - d - 1`, `d`
             the reference's log-probability minus the policy's (Schulman, 2020); 0: none.
     """
-    one_of("algorithm", ALGORITHMS, algorithm)
     of_responses = algorithm in ("rloo", "reinforce")
 
     difference = (logprobs - old_logprobs) * mask

@@ -9,10 +9,9 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import get_scheduler
 
-from cory.errors import UserError, one_of
+from cory.config import PPOConfig
+from cory.errors import UserError
 from cory.parallel.sharding import is_shard, part_like
-
-SCHEDULES = ("constant", "linear", "cosine")
 
 
 def check_optimizer(name: str) -> None:
@@ -27,13 +26,13 @@ def check_optimizer(name: str) -> None:
         )
 
 
-def make_optimizer(
-    model: torch.nn.Module, learning_rate: float, name: str, options: dict[str, Any]
-) -> Any:
-    """One of torch's optimizers, by name, on the trained parameters; fused if supported.
+def make_optimizer(model: torch.nn.Module, ppo: PPOConfig) -> Any:
+    """The optimizer of the settings on the trained parameters; fused if supported.
 
-    Raises a UserError if it does not take these options.
+    Raises a UserError if it does not take `ppo.optimizer_options`.
     """
+    name = ppo.optimizer
+    options = ppo.optimizer_options
     trained = [p for p in model.parameters() if p.requires_grad]
     kind = getattr(torch.optim, name)
     if "fused" in inspect.signature(kind).parameters and "foreach" not in options:
@@ -43,7 +42,7 @@ def make_optimizer(
         fused = floats and (name in ("Adam", "AdamW") or not is_shard(trained[0]))
         options = {"fused": fused, **options}
     try:
-        return kind(trained, lr=learning_rate, **options)
+        return kind(trained, lr=ppo.learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
         wanted = f"options of torch.optim.{name}"
@@ -59,8 +58,6 @@ def learning_rate_factor(schedule: str, warmup: int, iterations: int, k: int) ->
     `warmup` iterations rise linearly to 1; then `constant`, or `linear` or `cosine` down to 0 after
     the last.
     """
-    # Transformers has others, which do not depend on k alone.
-    one_of("ppo.schedule", SCHEDULES, schedule)
     if schedule == "constant" and not warmup:
         return 1.0
     dummy = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)

@@ -21,10 +21,9 @@ from cory.learners import losses
 from cory.learners.learner import Learner
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
+from cory.learners.records import Evaluation, Experience, ForwardPass, Targets
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
-from cory.learners.update import EvaluatedBatch, ForwardPass, Targets
 from cory.models.rollout import Rollout
-from cory.parallel import sharding
 
 
 class PPOLearner(Learner):
@@ -32,7 +31,7 @@ class PPOLearner(Learner):
     controller it uses.
 
     Args:
-        wrapped: the policy, with a value head.
+        wrapped: the policy on its device, with a value head.
         reference, tokenizer, config, device: see `Learner`.
     """
 
@@ -44,7 +43,7 @@ class PPOLearner(Learner):
         config: Config,
         device: torch.device,
     ) -> None:
-        trainer = make_trainer(sharding.placed(wrapped, device), tokenizer, config)
+        trainer = make_trainer(wrapped, tokenizer, config)
         super().__init__(
             model=trainer.model,
             optimizer=trainer.optimizer,
@@ -58,7 +57,7 @@ class PPOLearner(Learner):
         self.trainer = trainer
 
     def targets(
-        self, old: EvaluatedBatch, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: Evaluation, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """GAE on token rewards, whitened within each role: what one role earns more than another is no advantage."""
         kl_coef = self.kl_controller.value
@@ -85,14 +84,13 @@ class PPOLearner(Learner):
         self,
         new: ForwardPass,
         entropies: Tensor,
-        old: EvaluatedBatch,
-        targets: Targets,
-        mask: Tensor,
-        weights: Tensor,
+        rows: Experience,
         tokens: Tensor,
         responses: int,
     ) -> LossTerms:
         """The clipped losses of policy and values (Eq. 11, 13), whose means are over response tokens."""
+        old = rows.old
+        targets = rows.targets
         assert new.values is not None and targets.returns is not None
         terms = losses.ppo_losses(
             logprobs=new.logprobs,
@@ -102,8 +100,8 @@ class PPOLearner(Learner):
             old_values=old.values,
             advantages=targets.advantages,
             returns=targets.returns,
-            mask=mask,
-            weights=weights,
+            mask=rows.mask,
+            weights=rows.weights,
             cliprange=self.ppo.cliprange,
             cliprange_value=self.ppo.cliprange_value,
             vf_coef=self.ppo.vf_coef,
@@ -116,9 +114,6 @@ def make_trainer(
 ) -> trl.PPOTrainer:
     """TRL's trainer of a policy in its wrapper on its device, with the optimizer of the settings and without
     its own reference."""
-    optimizer = make_optimizer(
-        wrapped, config.ppo.learning_rate, config.ppo.optimizer, config.ppo.optimizer_options
-    )
     with (
         warnings.catch_warnings(),
         # TRL reseeds everything here, so that making an agent would restart every random stream of
@@ -139,5 +134,5 @@ def make_trainer(
             model=wrapped,
             ref_model=None,
             tokenizer=tokenizer,
-            optimizer=optimizer,
+            optimizer=make_optimizer(wrapped, config.ppo),
         )

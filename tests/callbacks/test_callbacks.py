@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import ROOT, sentences
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.callbacks import Callback
 from cory.errors import UserError
 from cory.prompts import RolePrompts

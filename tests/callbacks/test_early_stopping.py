@@ -12,8 +12,7 @@ import torch
 from conftest import sentences
 
 from cory import evaluate
-from cory.agent import Agent
-from cory.agents import make_agents
+from cory.agent import Agent, make_agents
 from cory.callbacks import Callback
 from cory.config import CheckpointConfig, GuardsConfig
 from cory.errors import UserError

@@ -14,7 +14,7 @@ import torch
 from conftest import ROOT, make_gpt2, sentences
 from vllm_server import serving
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import Config, LoraConfig, ParallelConfig, RoleConfig
 from cory.errors import UserError
 from cory.models.engine import MAX_DIFFERENCE, Engine

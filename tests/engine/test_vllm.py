@@ -16,7 +16,7 @@ import torch
 from conftest import save_llama
 from test_engine import count_good, learner, train
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import LoraConfig
 from cory.errors import UserError
 from cory.models.engine import Engine

@@ -10,7 +10,7 @@ from conftest import sentences
 from test_evaluation import PROMPTS, count_good, settings
 
 from cory import evaluate
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CoryConfig, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.evaluation.choices import answers, majority, reward_at_k

@@ -13,7 +13,7 @@ from test_lora import llama_folder  # noqa: F401
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation import responses

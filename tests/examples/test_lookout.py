@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.command import load
 from cory.own_task import OwnConfig, make_task
 from cory.prompts import fill

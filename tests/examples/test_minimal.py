@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import Config, CoryConfig, PPOConfig
 from cory.models.sampling import Sampled
 from cory.prompts import RolePrompts

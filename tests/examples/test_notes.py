@@ -8,7 +8,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.command import load
 from cory.own_task import OwnConfig, make_task
 from cory.trainer import CoryTrainer

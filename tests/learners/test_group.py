@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from conftest import make_gpt2
 from test_ppo import ragged, rollout_of
 
-import cory.learners.passes
+import cory.learners.learner
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.errors import UserError
 from cory.learners import losses
@@ -116,7 +116,7 @@ def test_kl_is_in_the_loss_of_grpo_and_its_variant_by_default(tokenizer):
 def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in, shared, monkeypatch):
     laid_out = []
     monkeypatch.setattr(
-        cory.learners.passes,
+        cory.learners.learner,
         "share_prompts",
         lambda *args: laid_out.append(share_prompts(*args)) or laid_out[-1],
     )
@@ -266,7 +266,7 @@ def test_options_of_an_optimizer_are_checked():
         UserError,
         match=r"ppo.optimizer_options: expected options of torch.optim.Adam, got .*momentum",
     ):
-        make_optimizer(torch.nn.Linear(1, 1), 0.1, "Adam", {"momentum": 0.9})
+        make_optimizer(torch.nn.Linear(1, 1), PPOConfig(optimizer_options={"momentum": 0.9}))
 
 
 def test_schedules_of_the_learning_rate():

@@ -90,23 +90,30 @@ def make_both(monkeypatch, tokenizer, *arguments, **settings):
     monkeypatch.setattr(head, "WHOLE", {"cpu": CHUNK})
     with pytest.warns(UserWarning, match="output layer runs in chunks"):
         chunked = make(tokenizer, *arguments, **settings)
-    assert whole.passes.positions_at_a_time is None
-    assert chunked.passes.positions_at_a_time == CHUNK // len(tokenizer)
+    assert whole.pass_size.positions_at_a_time is None
+    assert chunked.pass_size.positions_at_a_time == CHUNK // len(tokenizer)
     return whole, chunked
 
 
 def gradients(learner):
     """Of the first optimizer step: the batch under the old policy, the losses, and the gradients by name."""
     queries, responses, scores = ragged()
-    learner.passes.switch_dropout_off()
-    update = learner._prepare([rollout_of(queries, responses)], [scores.float()])
-    step = learner._gradients(update, [list(range(8))])
-    mask = update.batch.response_mask
-    numbers = {
-        name: getattr(update.old, name) * mask for name in ("kl", "logprobs", "ref_logprobs")
-    }
-    numbers["terms"] = step.terms[0].vector()
-    return numbers | {name: p.grad for name, p in learner._trained().items()}
+    numbers = {}
+    compute = learner._gradients
+
+    def first_step(experience, indices):
+        step = compute(experience, indices)
+        if not numbers:
+            for name in ("kl", "logprobs", "ref_logprobs"):
+                numbers[name] = getattr(experience.old, name) * experience.mask
+            numbers["terms"] = step.terms[0].vector()
+            numbers.update({name: p.grad.clone() for name, p in learner._trained().items()})
+        return step
+
+    learner._gradients = first_step
+    rollout = rollout_of(queries, responses)
+    learner.update([rollout], [scores.float()], np.random.default_rng(0))
+    return numbers
 
 
 @pytest.mark.parametrize(
@@ -201,14 +208,14 @@ def test_chunks_are_the_last_resort_where_memory_runs_out(double, monkeypatch, t
     warned = pytest.warns(UserWarning, match=f"output layer in chunks of {chunk} positions")
     with warned, Memory(len(tokenizer), width=32, fits=chunk):
         given, given_weights = updated(limited)
-    assert (limited.passes.micro_batch, limited.passes.positions_at_a_time) == (1, chunk)
+    assert (limited.pass_size.micro_batch, limited.pass_size.positions_at_a_time) == (1, chunk)
     resumed = make(tokenizer, kl_penalty="full")
     resumed.load_state(*limited.save_state())
-    assert (resumed.passes.micro_batch, resumed.passes.positions_at_a_time) == (1, chunk)
+    assert (resumed.pass_size.micro_batch, resumed.pass_size.positions_at_a_time) == (1, chunk)
     # Not where the size of passes is fixed, nor of one that is run in chunks as its vocabulary is large.
     resumed = make(tokenizer, kl_penalty="full", micro_batch=2)
     resumed.load_state(*limited.save_state())
-    assert (resumed.passes.micro_batch, resumed.passes.positions_at_a_time) == (2, None)
+    assert (resumed.pass_size.micro_batch, resumed.pass_size.positions_at_a_time) == (2, None)
     assert not whole.save_state()[1]["lacked_memory_for_one_row"]
     assert given == pytest.approx(expected, rel=1e-6, abs=1e-9)
     for name, tensor in weights.items():
@@ -221,7 +228,7 @@ def test_without_chunks_memory_that_runs_out_is_an_error(monkeypatch, tokenizer)
     limited = make(tokenizer, kl_penalty="full")
     with Memory(len(tokenizer), width=32, fits=1), pytest.raises(torch.OutOfMemoryError):
         updated(limited)
-    assert (limited.passes.micro_batch, limited.passes.positions_at_a_time) == (1, None)
+    assert (limited.pass_size.micro_batch, limited.pass_size.positions_at_a_time) == (1, None)
 
 
 def small(config_class, model_class, **settings):

@@ -14,7 +14,7 @@ import torch
 import trl
 from conftest import make_gpt2
 
-import cory.learners.passes
+import cory.learners.learner
 from cory.config import Config, PPOConfig
 from cory.errors import NotFinite
 from cory.learners import losses
@@ -198,8 +198,8 @@ def updated(learner, branches):
     """The statistics of one update on `batch_size / branches` rows, and how many rows each forward pass had."""
     queries, responses, scores = ragged(rows=8 // branches)
     passes = []
-    forward = learner.passes.forward
-    learner.passes.forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
+    forward = learner.forward
+    learner.forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
     learner.config.branches = branches
     (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.RandomState(0))
     return stats, passes
@@ -219,7 +219,7 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
 
     results = []
     for way in (lambda model, batch: None, share):
-        monkeypatch.setattr(cory.learners.passes, "share_prompts", way)
+        monkeypatch.setattr(cory.learners.learner, "share_prompts", way)
         learner, seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
         before = weights(learner)
         rollout = rollout_of(queries, responses)
@@ -237,7 +237,7 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
 def test_the_first_epoch_reuses_the_pass_of_the_old_policy(tokenizer, kl_penalty):
     reusing, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
     plain, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    plain._evaluate = lambda batch: (plain.passes.evaluate(batch), None)
+    plain._evaluate_old = plain.evaluate
     stats, passes = updated(reusing, branches=1)
     plain_stats, plain_passes = updated(plain, branches=1)
     assert len(passes) == len(plain_passes) - 1 == reusing.ppo.ppo_epochs
@@ -263,7 +263,7 @@ def test_a_batch_of_several_mini_batches_reuses_no_pass(tokenizer):
 def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, fits):
     whole, _ = make_learner(tokenizer, **split)
     small, _ = make_learner(tokenizer, **split)
-    forward = small.passes.forward
+    forward = small.forward
 
     def limited(rows):
         result = forward(rows)
@@ -271,15 +271,15 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, 
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
         return result
 
-    small.passes.forward = limited
+    small.forward = limited
     with pytest.warns(UserWarning, match="ppo.micro_batch"):
         assert_same_update(whole, small, tokenizer)
-    assert small.passes.micro_batch in (fits, fits - 1)
+    assert small.pass_size.micro_batch in (fits, fits - 1)
 
 
 def test_a_failed_pass_is_freed_before_the_next_one_is_tried(tokenizer, monkeypatch):
     learner, _ = make_learner(tokenizer)
-    forward, make_smaller = learner.passes.forward, learner.passes._make_smaller
+    forward, make_smaller = learner.forward, learner.pass_size._make_smaller
     computed, alive = [], []
 
     def limited(rows):
@@ -293,8 +293,8 @@ def test_a_failed_pass_is_freed_before_the_next_one_is_tried(tokenizer, monkeypa
         alive.append(computed[-1]() is not None)
         return make_smaller()
 
-    monkeypatch.setattr(learner.passes, "forward", limited)
-    monkeypatch.setattr(learner.passes, "_make_smaller", smaller)
+    monkeypatch.setattr(learner, "forward", limited)
+    monkeypatch.setattr(learner.pass_size, "_make_smaller", smaller)
     with pytest.warns(UserWarning, match="ppo.micro_batch"):
         steps(learner, 1)
     assert alive and not any(alive)
@@ -307,7 +307,7 @@ def test_memory_that_runs_out_for_good_is_an_error(tokenizer):
         def full(rows):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
 
-        trainer.passes.forward = full
+        trainer.forward = full
         with warnings.catch_warnings(), pytest.raises(torch.OutOfMemoryError):
             warnings.simplefilter("ignore")
             steps(trainer, 1)
@@ -319,10 +319,10 @@ def test_other_errors_are_not_taken_for_missing_memory(tokenizer):
     def broken(rows):
         raise RuntimeError("shapes do not fit")
 
-    trainer.passes.forward = broken
+    trainer.forward = broken
     with pytest.raises(RuntimeError, match="shapes"):
         steps(trainer, 1)
-    assert trainer.passes.micro_batch == 8
+    assert trainer.pass_size.micro_batch == 8
 
 
 def test_gradient_of_token_logprobs():
@@ -350,7 +350,7 @@ def test_bf16_is_near_fp32(tokenizer):
     )
     for trainer in (full, half):
         trainer.model.float()
-        trainer.passes.reference.float()
+        trainer.reference.float()
     for mine, theirs in zip(steps(half), steps(full), strict=True):
         assert mine["kl"] == pytest.approx(theirs["kl"], rel=0.1)
         assert mine["kl"] != theirs["kl"]
@@ -400,21 +400,24 @@ def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
 
 def test_a_role_that_earns_more_has_no_advantage_over_another(tokenizer):
     """Each of an agent's two roles has the advantages that it has by itself."""
-    learner, _ = make_learner(tokenizer)
-    offsets, kept = [0.0, 5.0], []
+    offsets = [0.0, 5.0]
     rollouts, rewards = [], []
     for k, offset in enumerate(offsets):
         queries, responses, scores = ragged(seed=k)
         rollouts.append(rollout_of(queries, responses))
         rewards.append(scores + offset)
-    both = learner._prepare(rollouts, rewards).targets.advantages
-    for rollout, reward in zip(rollouts, rewards, strict=True):
-        alone = learner._prepare([rollout], [reward])
-        mask = alone.batch.response_mask
-        own = both[len(kept) * 8 : len(kept) * 8 + 8, : mask.shape[1]] * mask
-        assert torch.allclose(own, alone.targets.advantages * mask, rtol=1e-4, atol=1e-5)
-        kept.append(float((own * mask).sum()))
-    assert kept == pytest.approx([0, 0], abs=1e-3)
+
+    def advantages(rollouts, rewards):
+        """Of each response token, as a new learner sees them."""
+        learner, seen = make_learner(tokenizer)
+        learner.update(rollouts, rewards, np.random.default_rng(0))
+        ((_, found, _),) = seen
+        return found
+
+    both = advantages(rollouts, rewards)
+    alone = [advantages([rollouts[role]], [rewards[role]]) for role in range(2)]
+    assert torch.allclose(both, torch.cat(alone), rtol=1e-4, atol=1e-5)
+    assert [own.sum().item() for own in alone] == pytest.approx([0, 0], abs=1e-3)
 
 
 def test_a_number_that_is_not_finite_names_agent_and_roles(tokenizer):
@@ -429,18 +432,18 @@ def test_a_number_that_is_not_finite_names_agent_and_roles(tokenizer):
             Rollout(prompts, completions, queries, responses, agent="agent_1", role=role)
         )
         rewards.append(scores)
-    fill = learner.passes._fill
+    fill = learner._fill
 
     def spoiled(old, *args):
         fill(old, *args)
         old.kl[8 + 3, 0] = math.nan
 
-    learner.passes._fill = spoiled
+    learner._fill = spoiled
     message = r"^agent_1 as pioneer and observer: the loss is not finite$"
     with pytest.raises(NotFinite, match=message):
         learner.update(rollouts, rewards, np.random.default_rng(0))
 
-    learner.passes._fill = fill
+    learner._fill = fill
     rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
     with pytest.raises(NotFinite, match=message):
         learner.update(rollouts, rewards, np.random.default_rng(0))
@@ -450,7 +453,7 @@ def test_a_number_that_is_not_finite_names_agent_and_roles(tokenizer):
 def test_a_batch_of_another_size_is_refused(tokenizer):
     trainer, _ = make_learner(tokenizer)
     queries, responses, scores = ragged()
-    with pytest.raises(ValueError, match="batch_size = 8"):
+    with pytest.raises(ValueError, match=r"expected 8 prompts.* got 7, 7 and 7"):
         trainer.update(
             [rollout_of(queries[:7], responses[:7])], [scores[:7]], np.random.default_rng(0)
         )
@@ -624,7 +627,7 @@ def test_state_of_other_mini_batches_is_taken_over(tokenizer):
     second.load_state(*first.save_state())
     assert_same_update(expected, second, tokenizer)
     first.load_state(*second.save_state())
-    assert first.passes.micro_batch == 4
+    assert first.pass_size.micro_batch == 4
 
 
 def test_loading_a_state_reads_each_tensor_of_the_optimizer_once(tokenizer):

@@ -36,11 +36,11 @@ def test_passes_and_gradients_are_those_without_dropout(name, tokenizer):
     results = []
     for checkpointing in (False, True):
         learner = make_learner(name, tokenizer, checkpointing)
-        learner.passes.switch_dropout_off()
+        learner._switch_dropout_off()
         calls = []
         linear = next(m for m in learner.policy.modules() if isinstance(m, torch.nn.Linear))
         linear.register_forward_hook(lambda *args, calls=calls: calls.append(args))
-        logprobs = learner.passes.forward(batch).logprobs
+        logprobs = learner.forward(batch).logprobs
         logprobs.sum().backward()
         gradients = [p.grad for p in learner.model_params if p.grad is not None]
         results.append((logprobs, torch.cat([gradient.flatten() for gradient in gradients])))

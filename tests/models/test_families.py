@@ -5,7 +5,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.models import families, sampling

@@ -10,7 +10,7 @@ import torch
 from conftest import make_gpt2, run_iteration, sentences
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.responses import respond
@@ -55,7 +55,7 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
     config.cory.exchange_period = 3
     trainer = make_trainer(config)
     first, second = trainer.agents
-    assert first.learner.policy is second.learner.policy and first.learner.passes.reference is None
+    assert first.learner.policy is second.learner.policy and first.learner.reference is None
     frozen = base(first)
     for k in range(20):
         before = {agent.name: adapters(agent) for agent in trainer.agents}

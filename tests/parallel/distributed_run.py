@@ -128,7 +128,7 @@ def update(kl: str, tokenizer: str, output: str) -> None:
         learner, _ = test_ppo.make_learner(
             torch.load(tokenizer, weights_only=False), kl_penalty=kl_penalty
         )
-    assert (learner.passes.positions_at_a_time is not None) == in_chunks
+    assert (learner.pass_size.positions_at_a_time is not None) == in_chunks
     queries, responses, scores = test_ppo.ragged()
     part = distributed.share_of_rows(8)
     rollout = test_ppo.rollout_of(queries[part], responses[part])

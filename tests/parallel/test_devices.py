@@ -9,7 +9,7 @@ import torch
 from accelerate import PartialState
 from test_resume import count_good, make_trainer, outcome, same, spoil
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ParallelConfig
 from cory.errors import UserError
 from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory
@@ -93,9 +93,7 @@ def test_agents_with_devices_share_no_weights(config):
         agents = make_agents(replace(config, agents=DEVICES, lora=lora))
         models = [agent.learner.model for agent in agents]
         models += [
-            agent.learner.passes.reference
-            for agent in agents
-            if agent.learner.passes.reference is not None
+            agent.learner.reference for agent in agents if agent.learner.reference is not None
         ]
         assert len(set().union(*map(storage, models))) == sum(
             len(storage(model)) for model in models
@@ -207,6 +205,6 @@ def test_a_run_continues_with_and_without_devices(config, tmp_path):
     ],
 )
 def test_what_does_not_go_with_devices_is_refused(config, monkeypatch, changes, message):
-    monkeypatch.setattr("cory.agents.load_policy", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("cory.agent.load_policy", lambda *_: pytest.fail("loaded"))
     with pytest.raises(UserError, match=message):
         make_agents(replace(config, **changes))

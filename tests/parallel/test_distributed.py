@@ -12,7 +12,7 @@ from test_ppo import make_learner, ragged, rollout_of, weights
 from test_resume import make_trainer as make_run
 from torchrun import launch
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CheckpointConfig, LoraConfig, SamplingConfig
 from cory.errors import UserError
 from cory.parallel import distributed

@@ -13,7 +13,7 @@ from test_resume import make_trainer
 from torchrun import launch
 from transformers import AutoModelForCausalLM
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import (
     CheckpointConfig,
     Config,
@@ -260,7 +260,7 @@ def test_a_fault_ends_all_processes_and_the_run_continues(base, tmp_path, kind):
 
 
 def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, monkeypatch):
-    monkeypatch.setattr("cory.agents.load_policy", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("cory.agent.load_policy", lambda *_: pytest.fail("loaded"))
     sharded = replace(config, parallel=FULL)
     with pytest.raises(UserError, match=r"parallel.shard: expected none in a single process"):
         make_agents(sharded)

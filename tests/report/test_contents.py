@@ -9,7 +9,7 @@ from conftest import sentences
 from transformers import AutoModelForCausalLM
 from written import write_evaluation, write_run
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.report.page import evaluation_page, render, run_page

@@ -11,7 +11,7 @@ from test_resume import after, count_good, interrupt, make_trainer, outcome
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
@@ -141,7 +141,7 @@ def test_agents_of_different_models_have_their_own_of_everything(
     trainer = make_trainer(config)
     one, two = trainer.agents
     assert one.tokenizer is not two.tokenizer and len(one.tokenizer) != len(two.tokenizer)
-    assert one.learner.passes.reference is not two.learner.passes.reference
+    assert one.learner.reference is not two.learner.passes.reference
     assert [a.policy.config.model_type for a in trainer.agents] == ["gpt2", "llama"]
     assert [a.learner.optimizer.param_groups[0]["lr"] for a in trainer.agents] == [1e-3, 2e-3]
     folder = trainer.train().folder
@@ -162,7 +162,7 @@ def test_agents_of_different_models_have_their_own_of_everything(
 def test_agents_of_one_model_share_its_reference(config, policy_folder, llama_folder):
     agents = [{}, {"model": {"name": str(llama_folder)}}, {"learning_rate": 5e-4}]
     three = make_agents(replace(config, cory=CoryConfig(num_agents=3), agents=agents))
-    references = [agent.learner.passes.reference for agent in three]
+    references = [agent.learner.reference for agent in three]
     assert references[0] is references[2] is not references[1]
     lora = make_agents(
         replace(config, cory=CoryConfig(num_agents=3), agents=agents, lora=LoraConfig(rank=2))
@@ -172,8 +172,8 @@ def test_agents_of_one_model_share_its_reference(config, policy_folder, llama_fo
 
 def test_a_full_agent_beside_an_adapter_has_a_reference_without_it(config):
     full, adapted = make_agents(replace(config, agents=[{}, {"lora": {"rank": 2}}]))
-    assert adapted.learner.passes.reference is None
-    assert not any("lora" in name for name, _ in full.learner.passes.reference.named_parameters())
+    assert adapted.learner.reference is None
+    assert not any("lora" in name for name, _ in full.learner.reference.named_parameters())
     assert not any("lora" in name for name, _ in full.policy.named_parameters())
 
 

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cory.run.folder
 from cory import evaluate
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.callbacks import Callback
 from cory.config import ModelConfig
 from cory.evaluation import responses

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from conftest import ROOT, sentences
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.config import CheckpointConfig, Config, LoraConfig
 from cory.errors import UserError
 from cory.identity import data_hash, function_name, source_hash

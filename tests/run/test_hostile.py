@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_resume import make_trainer
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.command import load
 from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig
 from cory.data import load_dataset

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from test_resume import make_trainer
 
 from cory import evaluate
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.chat import Chat
 from cory.config import LoraConfig, ModelConfig
 from cory.errors import UserError

@@ -21,7 +21,7 @@ from conftest import make_config, sentences
 import cory.agent
 import cory.callbacks.held_out
 import cory.callbacks.metrics
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.callbacks import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import UserError
@@ -572,7 +572,7 @@ def test_that_checkpoints_are_missing_is_judged_by_the_runs_own_settings(one, fo
 def spoil(agent, iteration: int, what: str = "loss"):
     """In this iteration, the agent's update has a logit, or a gradient, that is not a number in row 3."""
     learner = agent.learner
-    forward, update, seen, bad = learner.passes.forward, learner.update, [0], []
+    forward, update, seen, bad = learner.forward, learner.update, [0], []
 
     def counted(rollouts, *args):
         seen[0] += 1
@@ -598,7 +598,7 @@ def spoil(agent, iteration: int, what: str = "loss"):
             )
         return result
 
-    learner.update, learner.passes.forward = counted, spoiled
+    learner.update, learner.forward = counted, spoiled
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -643,7 +643,7 @@ def test_a_run_may_go_on_with_other_sizes_of_passes(one, whole):
     smaller.model = replace(one.model, gradient_checkpointing=True)
     trainer = make_trainer(smaller)
     run = trainer.train()
-    assert {agent.learner.passes.micro_batch for agent in trainer.agents} == {3}
+    assert {agent.learner.pass_size.micro_batch for agent in trainer.agents} == {3}
     expected = [json.loads(line) for line in (whole / "metrics.jsonl").open()]
     assert len(run.history) == len(expected)
     for record, other in zip(run.history, expected, strict=True):

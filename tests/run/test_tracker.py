@@ -9,7 +9,7 @@ import pytest
 from accelerate.tracking import TensorBoardTracker, WandBTracker
 from conftest import sentences
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.callbacks.trackers import COLUMNS
 from cory.command import read_config
 from cory.config import CheckpointConfig, Config

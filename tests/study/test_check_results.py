@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.command import load
 from cory.errors import UserError
 from cory.trainer import CoryTrainer

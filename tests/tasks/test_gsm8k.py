@@ -13,7 +13,7 @@ import torch
 from conftest import ROOT
 from test_lora import llama_folder  # noqa: F401
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.command import load
 from cory.config import SamplingConfig
 from cory.errors import UserError

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.command import load, read_config
 from cory.config import ModelConfig
 from cory.errors import UserError

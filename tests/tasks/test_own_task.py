@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT, sentences
 
 import cory
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.command import as_config, load, read_config
 from cory.config import keys
 from cory.errors import UserError

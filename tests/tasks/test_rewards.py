@@ -16,7 +16,7 @@ from transformers import (
     RobertaForSequenceClassification,
 )
 
-from cory.agents import make_agents
+from cory.agent import make_agents
 from cory.errors import UserError
 from cory.prompts import RolePrompts
 from cory.rewards import (
