@@ -184,7 +184,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from cory.learners.update import Update
     from cory.models import window
     from cory.models.rollout import Rollout
-    from cory.models.tokenization import pad_token
+    from cory.models.text import pad_token
 
     size = len(LENGTHS)
     ppo = PPOConfig(

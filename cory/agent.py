@@ -13,18 +13,16 @@ from transformers import PreTrainedTokenizerBase
 from cory.config import Config
 from cory.learners.learner import Learner
 from cory.learners.stats import UpdateStats
-from cory.models.engine import Engine
 from cory.models.families import check_model
 from cory.models.lora import (
     LanguageModel,
     activate,
     save_policy,
-    save_without_adapters,
     without_adapters,
 )
 from cory.models.rollout import Rollout
-from cory.models.sampling import sample
-from cory.models.tokenization import (
+from cory.models.sample import sample
+from cory.models.text import (
     are_turns,
     check_lengths,
     context_length,
@@ -32,6 +30,7 @@ from cory.models.tokenization import (
     end_tokens,
     plain_texts,
 )
+from cory.models.vllm import Engine
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast
 from cory.prompts import Prompt
@@ -213,11 +212,7 @@ class Agent:
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
-        if self.is_trained:
-            saved = save_policy(self.policy, folder, self.name)
-        else:
-            saved = save_without_adapters(self.policy, folder)
-        if saved:
+        if save_policy(self.policy, folder, self.name if self.is_trained else None):
             self.tokenizer.save_pretrained(folder)
 
 

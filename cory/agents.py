@@ -14,9 +14,9 @@ from cory.learners.algorithms import make_learner, wrapper
 from cory.learners.group import WindowPolicy
 from cory.learners.optimizer import check_optimizer
 from cory.learners.trl_parts import PolicyWithValueHead
-from cory.models.engine import Engine
 from cory.models.load import load_policy
 from cory.models.lora import LanguageModel, activate, add_adapter
+from cory.models.vllm import Engine
 from cory.parallel import distributed
 from cory.parallel.devices import choose_device, configure
 from cory.parallel.sharding import placed, split

@@ -7,7 +7,7 @@ from datasets import Dataset
 from cory.agent import Agent
 from cory.config import Config
 from cory.errors import UserError
-from cory.models.tokenization import check_lengths
+from cory.models.text import check_lengths
 from cory.parallel import distributed
 from cory.task import Task
 

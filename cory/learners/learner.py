@@ -26,9 +26,9 @@ from cory.learners.stats import UpdateStats
 from cory.learners.trl_parts import KLController, RewardMoments
 from cory.learners.update import EvaluatedBatch, ForwardPass, StepGradients, Targets, Update
 from cory.models import window
-from cory.models.engine import difference
 from cory.models.rollout import Rollout
-from cory.models.tokenization import pad_token
+from cory.models.text import pad_token
+from cory.models.vllm import difference
 from cory.models.window import Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import to_device

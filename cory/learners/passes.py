@@ -22,10 +22,8 @@ from cory.learners import head, losses
 from cory.learners.head import ChunkedHead
 from cory.learners.update import EvaluatedBatch, ForwardPass
 from cory.models import window
-from cory.models.checkpointing import recompute_in_eval
 from cory.models.lora import LanguageModel
-from cory.models.shared import share_prompts
-from cory.models.window import Window
+from cory.models.window import Window, recompute_in_eval, share_prompts
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, is_out_of_memory, to_device
 

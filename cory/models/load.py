@@ -16,7 +16,7 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
-from peft import PeftConfig, PeftModel, load_peft_weights, set_peft_model_state_dict
+from peft import PeftConfig, PeftModel
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
@@ -247,12 +247,10 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     try:
         # Read to the CPU: by itself PEFT would go through the first GPU, whichever the base is on.
         model = PeftModel.from_pretrained(base, str(folder), torch_device="cpu")
-        # PEFT warns of missing weights and passes over superfluous ones. Setting them once more
+        # PEFT warns of missing weights and passes over superfluous ones. Loading them once more
         # reports both.
         mapping = getattr(base, "_checkpoint_conversion_mapping", None)
-        report = set_peft_model_state_dict(
-            model, load_peft_weights(str(folder), device="cpu", key_mapping=mapping)
-        )
+        report = model.load_adapter(str(folder), "default", torch_device="cpu", key_mapping=mapping)
     except KeyError as error:  # a module that is trained and saved whole, beside LoRA's
         raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:

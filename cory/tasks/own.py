@@ -34,7 +34,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     team = _loaded(files, "task.team_reward", settings.team_reward)
     extract = _loaded(files, "task.extract", settings.extract)
     metrics = _by_name(files.load("task.metrics", as_list(settings.metrics)))
-    from cory.models.tokenization import are_turns
+    from cory.models.text import are_turns
     from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.rewards import Reward, TeamReward
     from cory.task import Task

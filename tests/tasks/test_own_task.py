@@ -22,7 +22,7 @@ from cory.cli.load import as_config, load, read_command_line
 from cory.config import keys
 from cory.errors import UserError
 from cory.evaluation.folder import read_responses
-from cory.models.tokenization import encode
+from cory.models.text import encode
 from cory.prompts import RolePrompts
 from cory.rewards import Reward, score
 from cory.task import Task, load_dataset

@@ -25,10 +25,9 @@ from torch import Tensor
 
 from cory.config import Config, SamplingConfig
 from cory.errors import UserError
-from cory.models.lora import LanguageModel, save_base, save_policy
+from cory.models.lora import LanguageModel, save_policy
 from cory.parallel import distributed
 from cory.parallel.devices import to_device
-from cory.parallel.sharding import is_sharded
 
 PROMPTS_PER_REQUEST = 1000  # vLLM takes 1,024
 SECONDS_TO_CONNECT = 5
@@ -103,7 +102,7 @@ class Engine:
         ends: list[int],
         stop: list[str],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's
+        """Samples one response per query, as `cory.models.sample.sample` does, with the policy's
         current weights.
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability
@@ -145,11 +144,8 @@ class Engine:
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"
         folder = self.folder / name
-        # All processes take part in saving what is sharded.
-        saves = is_sharded(policy) or distributed.is_main()
         if not isinstance(policy, PeftModel):
-            if saves:
-                save_policy(policy, folder, agent)
+            save_policy(policy, folder, agent)
             if distributed.is_main():
                 self._load_weights(folder)
             return self.base
@@ -158,9 +154,8 @@ class Engine:
         base_too = not self.names and not self.is_quantized
         base = folder.with_name(f"{name}-base")
         if base_too:
-            distributed.fail_together(lambda: saves and save_base(policy, base))
-        if saves:
-            save_policy(policy, folder, agent)
+            distributed.fail_together(lambda: save_policy(policy, base, adapter=None))
+        save_policy(policy, folder, agent)
         # What the server may refuse comes after all that processes do together.
         if distributed.is_main():
             if base_too:
