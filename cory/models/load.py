@@ -116,8 +116,8 @@ def load_tokenizer(
             f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})"
         ) from None
     # Where the files are missing, transformers makes up a tokenizer of special tokens alone, which
-    # encodes any text as no token at all. T5's also has the mark of a space.
-    if set(tokenizer.get_vocab()) <= {*tokenizer.all_special_tokens, "\u2581"}:
+    # encodes any text as no token at all.
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(f"{expected}, which has no tokenizer files: save the tokenizer there, too")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -23,7 +23,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from cory.config import Config, SamplingConfig
+from cory.config import Config
 from cory.errors import UserError
 from cory.models.lora import LanguageModel, save_policy
 from cory.parallel import distributed
@@ -116,21 +116,35 @@ class Engine:
             name = distributed.fail_together(lambda: self._hand_over(agent, policy))
             self.names[agent] = distributed.broadcast_object(name)
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
-        common = _request(self.settings, ends) | {
+        # It overrides what a model's generation_config.json asks of the server.
+        request = {
             "model": self.names[agent],
             "max_tokens": max_new_tokens,
+            "temperature": self.settings.temperature,
+            "top_k": self.settings.top_k,
+            "top_p": self.settings.top_p,
+            "repetition_penalty": self.settings.repetition_penalty,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "ignore_eos": True,
+            "stop_token_ids": ends,
             "stop": stop,
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "return_token_ids": True,
+            "logprobs": 0,
         }
-        rows = distributed.fail_together(lambda: self._complete(queries, common))
+        rows = distributed.fail_together(lambda: self._complete(queries, request))
         responses = [torch.tensor(row["token_ids"], dtype=torch.long) for row in rows]
         return responses, [torch.tensor(row["logprobs"]["token_logprobs"]) for row in rows]
 
-    def _complete(self, queries: Sequence[Tensor], common: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the server answers to each query. `common`: what all requests say."""
+    def _complete(self, queries: Sequence[Tensor], request: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the server answers to each query. `request`: what it is asked, but the prompts."""
         rows = []
         for start in range(0, len(queries), PROMPTS_PER_REQUEST):
             prompts = [query.tolist() for query in queries[start : start + PROMPTS_PER_REQUEST]]
-            answer = self._ask("POST", "/v1/completions", common | {"prompt": prompts})
+            answer = self._ask("POST", "/v1/completions", request | {"prompt": prompts})
             if "choices" not in answer:
                 raise UserError(
                     f"sampling.engine_url: expected responses from {self.settings.engine_url}, got none. Is it a "
@@ -213,22 +227,6 @@ class Engine:
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         content = answer.json() if is_json else {}
         return content if isinstance(content, dict) else {}
-
-
-def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
-    """What all requests have in common. It overrides what a model's generation_config.json asks of the server."""
-    exact = {
-        name: getattr(settings, name)
-        for name in ("temperature", "top_k", "top_p", "repetition_penalty")
-    }
-    off = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    stops = {"include_stop_str_in_output": True, "ignore_eos": True, "stop_token_ids": ends}
-    return (
-        exact
-        | off
-        | stops
-        | {"logprobs": 0, "return_token_ids": True, "skip_special_tokens": False}
-    )
 
 
 def _command(agents: Sequence[Config]) -> str:
