@@ -71,8 +71,8 @@ def check_model(
             ends=(),
             keep_logits=True,
         )
-        logits = [torch.stack(row) for row in sampled.logits]
-        _compare(model, "sampling in a padded batch sees", logits, queries, sampled.responses)
+        seen = [torch.stack(row) for row in sampled.logits]
+        _compare(model, "sampling in a padded batch sees", seen, queries, sampled.responses)
 
 
 def _compare(
@@ -82,8 +82,9 @@ def _compare(
     queries: Sequence[Tensor],
     responses: Sequence[Tensor],
 ) -> None:
-    """Raises a UserError if each response's `logits`, (at least its tokens, vocabulary), are not those of its text
-    read alone.
+    """Raises a UserError if the responses' `logits` are not those of their texts read alone.
+
+    `logits`: of each response, (T, vocabulary), with T at least its tokens.
     """
     differences, scales = [], []
     for row, query, response in zip(logits, queries, responses, strict=True):

@@ -147,14 +147,14 @@ def pack(
 
 def accepted(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
     """Those of the arguments that a model's forward pass takes."""
-    names = _parameters(type(model))
+    names = _parameters(type(model).forward)
     return {name: value for name, value in arguments.items() if name in names or "kwargs" in names}
 
 
 @cache
-def _parameters(model_class: type[nn.Module]) -> frozenset[str]:
-    """Names of the parameters of a class's forward pass; asked at every pass."""
-    return frozenset(inspect.signature(model_class.forward).parameters)
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of a function's parameters; asked at every pass."""
+    return frozenset(inspect.signature(function).parameters)
 
 
 def attends_by_positions(model: PreTrainedModel) -> bool:
