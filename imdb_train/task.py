@@ -13,7 +13,6 @@ from transformers import (
 from cory.errors import UserError
 from cory.models.load import (
     LOADING,
-    check_vocabulary,
     find,
     first_line,
     load_model,
@@ -56,7 +55,6 @@ def load_classifier(
         {"dtype": "float32"},
         where,
     )
-    check_vocabulary(model, tokenizer, what, name)
     return model.eval().requires_grad_(False), tokenizer, int(index[0])
 
 
