@@ -92,11 +92,13 @@ def sample(
         _, rest_mask = pad([torch.tensor(rest) for rest in stems.rests], pad_id, "left")
         mask = torch.cat([stems.mask, to_device(rest_mask, ids.device)], 1)
         is_padded = [True] * len(prompts)
-    logits = _next_logits(model, ids, mask, cache, num_new, any(is_padded))
+    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -num_new:]
+    logits = _next_logits(model, ids[:, -num_new:], mask, positions, cache, any(is_padded))
     if len(distinct) < len(prompts):
         copies = to_device(torch.tensor([row_of_prompt[prompt] for prompt in prompts]), ids.device)
         ids = ids[copies]
         mask = mask[copies]
+        positions = positions[copies]
         logits = logits[copies]
         cache.batch_select_indices(copies)
 
@@ -112,7 +114,8 @@ def sample(
 
         tokens = draw(warp(ids, logits.float()).softmax(-1), generator)
         ids = torch.cat([ids, tokens], 1)
-        mask = torch.cat([mask, torch.ones_like(tokens)], 1)
+        mask = torch.cat([mask, mask[:, -1:]], 1)  # a text's last token is no padding
+        positions = positions[:, -1:] + 1
 
         for row, token in zip(rows, tokens[:, 0].tolist(), strict=True):
             if row not in unfinished:
@@ -128,30 +131,32 @@ def sample(
             index = to_device(torch.tensor(places), ids.device)
             ids = ids[index]
             mask = mask[index]
+            positions = positions[index]
+            tokens = tokens[index]
             cache.batch_select_indices(index)
-        logits = _next_logits(model, ids, mask, cache, 1, any(is_padded[row] for row in rows))
+        is_any_padded = any(is_padded[row] for row in rows)
+        logits = _next_logits(model, tokens, mask, positions, cache, is_any_padded)
 
 
 def _next_logits(
     model: PreTrainedModel,
-    ids: Tensor,
+    tokens: Tensor,
     mask: Tensor,
+    positions: Tensor,
     cache: DynamicCache,
-    num_new: int,
     is_padded: bool,
 ) -> Tensor:
-    """Reads the last `num_new` tokens of each text. The logits of the token after them, (rows, vocabulary).
+    """Reads the newest tokens of each text. The logits of the token after them, (rows, vocabulary).
 
     Args:
-        ids: (rows, tokens), padded on the left.
-        mask: (rows, positions), 0 at padding, over what is in the cache and what is read. It is wider than `ids`
-            where common beginnings were padded for themselves.
+        tokens: (rows, new), padded on the left.
+        mask: (rows, positions), 0 at padding, over what is in the cache and what is read.
+        positions: (rows, new), where the tokens stand in their texts.
         is_padded: whether the mask has a 0.
     """
-    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -num_new:]
     output = model(
-        ids[:, -num_new:],
-        attention_mask=whole_mask(model, mask, num_new, is_padded),
+        tokens,
+        attention_mask=whole_mask(model, mask, tokens.shape[1], is_padded),
         past_key_values=cache,
         use_cache=True,
         **accepted(model, {"logits_to_keep": 1, "position_ids": positions}),
