@@ -56,5 +56,5 @@ def test_a_model_that_recomputes_in_code_of_its_own_is_refused():
     model = torch.nn.Linear(2, 2)
     assert window.recompute_in_eval(model) == []
     model.gradient_checkpointing = True
-    with pytest.raises(UserError, match="model.gradient_checkpointing"):
+    with pytest.raises(UserError, match=r"model.gradient_checkpointing"):
         window.recompute_in_eval(model)
