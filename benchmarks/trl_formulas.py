@@ -183,7 +183,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from cory.learners.records import Experience
     from cory.models import window
     from cory.models.rollout import Rollout
-    from cory.models.tokenization import pad_token
+    from cory.models.text import pad_token
 
     size = len(LENGTHS)
     ppo = PPOConfig(

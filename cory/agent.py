@@ -23,7 +23,6 @@ from cory.learners.optimizer import check_optimizer
 from cory.learners.ppo import PPOLearner
 from cory.learners.records import UpdateStats
 from cory.learners.trl_parts import PolicyWithValueHead
-from cory.models.engine import Engine
 from cory.models.families import check_model
 from cory.models.load import load_policy
 from cory.models.lora import (
@@ -31,12 +30,11 @@ from cory.models.lora import (
     activate,
     add_adapter,
     save_policy,
-    save_without_adapters,
     without_adapters,
 )
 from cory.models.rollout import Rollout
-from cory.models.sampling import sample
-from cory.models.tokenization import (
+from cory.models.sample import sample
+from cory.models.text import (
     are_turns,
     check_lengths,
     context_length,
@@ -44,6 +42,7 @@ from cory.models.tokenization import (
     end_tokens,
     plain_texts,
 )
+from cory.models.vllm import Engine
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, choose_device, configure
 from cory.prompts import Prompt
@@ -230,11 +229,7 @@ class Agent:
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
-        if self.is_trained:
-            saved = save_policy(self.policy, folder, self.name)
-        else:
-            saved = save_without_adapters(self.policy, folder)
-        if saved:
+        if save_policy(self.policy, folder, self.name if self.is_trained else None):
             self.tokenizer.save_pretrained(folder)
 
 

@@ -108,7 +108,7 @@ OWN = TaskKind("own", OwnConfig, "cory.own_task")
 
 def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     """The task of a run, on `rows` or on the prompts of training."""
-    from cory.models.tokenization import are_turns
+    from cory.models.text import are_turns
     from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.task import Task
 

@@ -16,7 +16,7 @@ from cory.errors import UserError
 from cory.identity import Models, data_hash, function_name, model_identity, source_hash
 from cory.learners.records import UpdateStats
 from cory.models.load import find, load_tokenizer
-from cory.models.tokenization import check_lengths, encode
+from cory.models.text import check_lengths, encode
 from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.rewards import Function, Reward, accepted_columns
 from cory.streams import Purpose, Stream

@@ -19,7 +19,7 @@ from cory.callbacks import Callback
 from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
-from cory.models.tokenization import plain_texts
+from cory.models.text import plain_texts
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer

@@ -14,7 +14,7 @@ from cory.config import SamplingConfig
 from cory.evaluation.lineup import Lineup, Row
 from cory.evaluation.responses import LoadedModel, Responses, answer, load
 from cory.evaluation.settings import EvaluationConfig
-from cory.models.tokenization import check_lengths, context_length, encode
+from cory.models.text import check_lengths, context_length, encode
 from cory.parallel.devices import autocast
 from cory.rewards import Scores, score_chains
 

@@ -17,8 +17,8 @@ from cory.learners.head import WHOLE, limit
 from cory.metrics import full_kl
 from cory.models import window
 from cory.models.load import adapter_tokenizer, attach, load_answering
-from cory.models.sampling import sample
-from cory.models.tokenization import (
+from cory.models.sample import sample
+from cory.models.text import (
     are_turns,
     check_lengths,
     context_length,

@@ -37,13 +37,11 @@ from cory.learners.records import Evaluation, Experience, ForwardPass, Step, Tar
 from cory.learners.trl_parts import KLController, RewardMoments
 from cory.metrics import full_kl
 from cory.models import window
-from cory.models.checkpointing import recompute_in_eval
-from cory.models.engine import difference
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
-from cory.models.shared import share_prompts
-from cory.models.tokenization import pad_token
-from cory.models.window import Window
+from cory.models.text import pad_token
+from cory.models.vllm import difference
+from cory.models.window import Window, recompute_in_eval, share_prompts
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, to_device
 

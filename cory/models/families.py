@@ -7,7 +7,6 @@ say so.
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
 
 import torch
 from peft import PeftModel
@@ -17,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.models import window
-from cory.models.sampling import sample
-from cory.models.tokenization import pad_token
+from cory.models.sample import sample
+from cory.models.text import pad_token
 from cory.parallel.sharding import device_of
 from cory.streams import Purpose, Stream
 
@@ -35,19 +34,13 @@ PROMPTS, RESPONSES = (2, 5, 9), (5, 3, 7)  # tokens
 LIMIT = 0.1
 
 
-def is_tested(model: PreTrainedModel | PeftModel) -> bool:
-    """Whether a model is of a family that the tests cover, in transformers' own code."""
-    own_code = type(model.config).__module__.startswith("transformers.models.")
-    return own_code and model.config.model_type in TESTED
-
-
 @torch.no_grad()
 def check_model(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, samples: bool = True
 ) -> None:
     """Compares a small padded batch, and a few sampled tokens, with passes over each text alone.
 
-    A family that the tests cover is not compared. The model must be in `eval()`.
+    A family that the tests cover is not compared, in transformers' own code. The model must be in `eval()`.
 
     Args:
         samples: whether the model samples itself; False if an engine does.
@@ -55,65 +48,59 @@ def check_model(
     Raises a UserError that names the model's type if the log-probabilities differ by more than
     rounding.
     """
-    if is_tested(model):
+    own_code = type(model.config).__module__.startswith("transformers.models.")
+    if own_code and model.config.model_type in TESTED:
         return
-    starts = list(accumulate((*PROMPTS, *RESPONSES), initial=0))
     vocabulary = model.config.get_text_config().vocab_size
-    texts = torch.arange(starts[-1]) * 37 % (vocabulary - 5) + 5
-    rows = [texts[start:end] for start, end in pairwise(starts)]
-    queries, responses = rows[: len(PROMPTS)], rows[len(PROMPTS) :]
-    try:
-        logits = window.response_logits(model, queries, responses, pad_token(tokenizer))
-        passes = [row[: len(response)] for row, response in zip(logits, responses, strict=True)]
-        _compare(model, "a padded batch gives it", passes, queries, responses)
-        if samples:
-            queries = [*queries, queries[0]]  # as where several responses to a query are sampled
-            generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch(device_of(model))
-            sampled = sample(
-                model,
-                tokenizer,
-                queries,
-                SamplingConfig(),
-                max(RESPONSES),
-                generator,
-                ends=(),
-                keep_logits=True,
-            )
-            _compare(
-                model,
-                "sampling in a padded batch sees",
-                [torch.stack(row) for row in sampled.logits],
-                queries,
-                sampled.responses,
-            )
-    except (UserError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        # Models that take no padding, or cannot generate, fail in ways of their own.
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise UserError(f"{_expected(model)}, which fails in a padded batch ({reason})") from error
+    tokens = torch.arange(sum(PROMPTS + RESPONSES)) * 37 % (vocabulary - 5) + 5
+    texts = tokens.split(PROMPTS + RESPONSES)
+    queries = list(texts[: len(PROMPTS)])
+    responses = list(texts[len(PROMPTS) :])
+    logits = window.response_logits(model, queries, responses, pad_token(tokenizer))
+    _compare(model, "a padded batch gives it", logits, queries, responses)
+    if samples:
+        queries = [*queries, queries[0]]  # as where several responses to a query are sampled
+        generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch(device_of(model))
+        sampled = sample(
+            model,
+            tokenizer,
+            queries,
+            SamplingConfig(),
+            max(RESPONSES),
+            generator,
+            ends=(),
+            keep_logits=True,
+        )
+        seen = [torch.stack(row) for row in sampled.logits]
+        _compare(model, "sampling in a padded batch sees", seen, queries, sampled.responses)
 
 
 def _compare(
     model: PreTrainedModel,
     what: str,
-    logits: Sequence[Tensor],
+    logits: Sequence[Tensor] | Tensor,
     queries: Sequence[Tensor],
     responses: Sequence[Tensor],
 ) -> None:
-    """Raises a UserError if a response's `logits`, (tokens, vocabulary), are not those of its text read alone."""
+    """Raises a UserError if the responses' `logits` are not those of their texts read alone.
+
+    `logits`: of each response, (T, vocabulary), with T at least its tokens.
+    """
     differences, scales = [], []
     for row, query, response in zip(logits, queries, responses, strict=True):
         text = torch.cat([query, response])
-        alone, without_first = (_alone(model, text[start:], len(response)) for start in (0, 1))
-        differences.append((row.float().log_softmax(-1) - alone).abs().mean(-1))
+        in_batch = row[: len(response)].float().log_softmax(-1)
+        alone = _alone(model, text, len(response))
+        without_first = _alone(model, text[1:], len(response))
+        differences.append((in_batch - alone).abs().mean(-1))
         scales.append((without_first - alone).abs().mean(-1))
     difference = torch.cat(differences).mean().item()
     scale = torch.cat(scales).mean().item()
     if not difference <= LIMIT * scale + 1e-6:  # not a number, too
         raise UserError(
-            f"{_expected(model)}: {what} log-probabilities that are {difference:.2g} nats a token from those of the "
-            f"text alone (limit: a tenth of {scale:.2g}, by which leaving out a text's first token changes them)"
+            f"model.name: expected a model that padding does not change, got one of type {model.config.model_type}: "
+            f"{what} log-probabilities that are {difference:.2g} nats a token from those of the text alone (limit: a "
+            f"tenth of {scale:.2g}, by which leaving out a text's first token changes them)"
         )
 
 
@@ -121,7 +108,3 @@ def _alone(model: PreTrainedModel, text: Tensor, count: int) -> Tensor:
     """Log-probabilities (count, vocabulary) of the last `count` tokens of a text, in one plain pass."""
     logits = model(input_ids=text[None, :-1].to(device_of(model)), use_cache=False).logits
     return logits[0, -count:].float().log_softmax(-1)
-
-
-def _expected(model: PreTrainedModel) -> str:
-    return f"model.name: expected a model that padding does not change, got one of type {model.config.model_type}"

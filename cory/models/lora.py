@@ -81,60 +81,50 @@ def without_adapters(policy: LanguageModel) -> AbstractContextManager[None]:
     return policy.disable_adapter() if isinstance(policy, PeftModel) else nullcontext()
 
 
-def save_base(policy: PeftModel, folder: Path) -> bool:
-    """Saves the base of LoRA agents, without their adapters, as a Hugging Face folder.
+def save_policy(policy: LanguageModel, folder: Path, adapter: str | None) -> bool:
+    """Saves a policy: its adapter of this name as a PEFT folder, or a full model as a Hugging Face folder.
 
-    Of several processes the main one writes, but if the base is sharded, all must call this.
-    Returns whether this process wrote.
-    """
-    base = policy.get_base_model()
-    weights = whole_weights(base) if is_sharded(policy) else base.state_dict()
-    if is_main():
-        plain = {
-            key.replace(".base_layer.", "."): value
-            for key, value in weights.items()
-            if ".lora_" not in key
-        }
-        # With a quantizer, transformers saves the model's own weights in place of those that it is given.
-        quantizer = getattr(base, "hf_quantizer", None)
-        base.hf_quantizer = None
-        try:
-            with quiet():
-                base.save_pretrained(folder, state_dict=plain)
-        finally:
-            base.hf_quantizer = quantizer
-    return is_main()
-
-
-def save_without_adapters(policy: LanguageModel, folder: Path) -> bool:
-    """Saves a policy as a full model without the adapters that others have on it. See `save_base`."""
-    if isinstance(policy, PeftModel):
-        return save_base(policy, folder)
-    return save_policy(policy, folder, name="")
-
-
-def save_policy(policy: LanguageModel, folder: Path, name: str) -> bool:
-    """Saves a full model, or the adapter `name` as a PEFT folder.
-
+    A full model is saved where the policy has no adapters, or `adapter` is None: then without those that it has.
     The policy in memory is unchanged. Of several processes the main one writes, but if the policy
     is sharded, all must call this. Returns whether this process wrote.
     """
-    weights = None
-    if is_sharded(policy):
-        weights = whole_weights(policy, "lora_" if isinstance(policy, PeftModel) else "")
+    if isinstance(policy, PeftModel) and adapter is not None:
+        _save_adapter(policy, folder, adapter)
+    else:
+        _save_model(policy, folder)
+    return is_main()
+
+
+def _save_adapter(policy: PeftModel, folder: Path, name: str) -> None:
+    """PEFT's own save_pretrained would write it one folder further down, and a model card above it."""
+    weights = whole_weights(policy, "lora_") if is_sharded(policy) else None
     if not is_main():
-        return False
-    if not isinstance(policy, PeftModel):
-        with quiet():
-            policy.save_pretrained(folder, state_dict=weights)
-        return True
+        return
     folder.mkdir(parents=True, exist_ok=True)
-    # PEFT's own save_pretrained would write a named adapter one folder further down, and a model
-    # card above it.
     weights = get_peft_model_state_dict(policy, state_dict=weights, adapter_name=name)
     weights = {key: value.contiguous() for key, value in weights.items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = copy.copy(policy.peft_config[name])
     config.inference_mode = True
     config.save_pretrained(folder)
-    return True
+
+
+def _save_model(policy: LanguageModel, folder: Path) -> None:
+    """A full model, without adapters."""
+    base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
+    weights = whole_weights(base) if is_sharded(policy) else base.state_dict()
+    if not is_main():
+        return
+    weights = {
+        key.replace(".base_layer.", "."): value
+        for key, value in weights.items()
+        if ".lora_" not in key
+    }
+    # With a quantizer, transformers saves the model's own weights in place of those that it is given.
+    quantizer = getattr(base, "hf_quantizer", None)
+    base.hf_quantizer = None
+    try:
+        with quiet():
+            base.save_pretrained(folder, state_dict=weights)
+    finally:
+        base.hf_quantizer = quantizer

@@ -1,28 +1,38 @@
-"""The response window: prompts padded on the left, responses on the right, and a forward pass that
-stops there.
+"""The forward passes of training and evaluation: the response window, and beginnings that prompts share.
 
     [pad prompt | response pad]     prompt width P, response width R
 
-Logits and hidden states exist only at the R positions that predict response tokens, so an
-observer's long prompt costs no vocabulary projection and no memory for it.
+Prompts are padded on the left, responses on the right. Logits and hidden states exist only at the R
+positions that predict response tokens, so an observer's long prompt costs no vocabulary projection and
+no memory for it.
+
+What prompts begin with in common, their stem, is read once: a group's whole prompt, the examples of a
+few-shot prompt, a system prompt. Without gradient, stems are read first and their keys and values kept
+(`read_stems`). In training, rows stand behind one copy of their stem (`share_prompts`, after Prefix
+Grouper, arXiv 2506.05433).
 """
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from cory.errors import UserError
 from cory.parallel.devices import to_device
 from cory.parallel.sharding import device_of
 
 # Families tested with stems and with masks of all positions.
 BY_POSITIONS = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
+# The most of a plain pass's work that a pass with shared stems may take, or laying out does not pay.
+WORTHWHILE = 0.9
 
 
 class Window(NamedTuple):
@@ -99,7 +109,7 @@ class Window(NamedTuple):
 
 def pad(rows: Sequence[Tensor], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
     """Token rows of different lengths as (batch, longest) ids and their 0/1 mask, padded on `side`."""
-    ids = torch.nn.utils.rnn.pad_sequence(
+    ids = nn.utils.rnn.pad_sequence(
         list(rows), batch_first=True, padding_value=pad_id, padding_side=side
     )
     lengths = torch.tensor([len(row) for row in rows], device=ids.device)[:, None]
@@ -118,32 +128,27 @@ def pack(
 
     `device`: where the window goes from the CPU. By default it is where the tokens are.
     """
+    device = queries[0].device if device is None else device
     query_ids, query_mask = pad(queries, pad_id, "left")
     response_ids, response_mask = pad(responses, pad_id, "right")
     input_ids = torch.cat([query_ids, response_ids], 1)[:, :-1]
     attention_mask = torch.cat([query_mask, response_mask], 1)[:, :-1]
     position_ids = (attention_mask.cumsum(1) - 1).clamp(min=0)
-
-    def placed(tensor: Tensor) -> Tensor:
-        return tensor if device is None else to_device(tensor, device)
-
     return Window(
-        input_ids=placed(input_ids),
-        attention_mask=placed(attention_mask),
-        position_ids=placed(position_ids),
-        response_ids=placed(response_ids),
-        response_mask=placed(response_mask),
+        input_ids=to_device(input_ids, device),
+        attention_mask=to_device(attention_mask, device),
+        position_ids=to_device(position_ids, device),
+        response_ids=to_device(response_ids, device),
+        response_mask=to_device(response_mask, device),
         prompts=[tuple(query.tolist()) for query in queries],
         response_lengths=[len(response) for response in responses],
     )
 
 
-def accepts(model: torch.nn.Module, argument: str) -> bool:
-    """Whether a model's forward pass takes this argument."""
-    # One that is put on the model itself is asked anew, as a cache would keep the model alive.
-    function = getattr(model.forward, "__func__", None)
-    names = _parameters(function) if function else inspect.signature(model.forward).parameters
-    return argument in names or "kwargs" in names
+def accepted(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Those of the arguments that a model's forward pass takes."""
+    names = _parameters(type(model).forward)
+    return {name: value for name, value in arguments.items() if name in names or "kwargs" in names}
 
 
 @cache
@@ -198,7 +203,7 @@ def attends_slowly_without_mask(model: PreTrainedModel, device: torch.device) ->
 
 
 def forward(
-    model: torch.nn.Module,
+    model: nn.Module,
     input_ids: Tensor,
     attention_mask: Tensor | None,
     position_ids: Tensor,
@@ -217,7 +222,7 @@ def forward(
     """
     seen: list[Tensor] = []
 
-    def before_head(module: torch.nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def before_head(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         hidden = args[0]
         if index is not None:
             hidden = hidden[:, -width:].flatten(0, 1)[index]
@@ -226,15 +231,12 @@ def forward(
         return (seen[-1] if run_head else seen[-1][:1, -1:], *args[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
-    options = {"position_ids": position_ids, "logits_to_keep": width}
-    options = {name: value for name, value in options.items() if accepts(model, name)}
-    reading = (
-        {"use_cache": False} if cache is None else {"use_cache": True, "past_key_values": cache}
-    )
+    options = accepted(model, {"position_ids": position_ids, "logits_to_keep": width})
+    options["use_cache"] = cache is not None
+    if cache is not None:
+        options["past_key_values"] = cache
     try:
-        logits = model(
-            input_ids=input_ids, attention_mask=attention_mask, **reading, **options
-        ).logits
+        logits = model(input_ids=input_ids, attention_mask=attention_mask, **options).logits
     finally:
         hook.remove()
     if index is not None:
@@ -329,21 +331,195 @@ def response_logits(
     Queries and responses are lists of 1-d token tensors on the CPU. Common beginnings are read
     once.
     """
-    device = device_of(model)
     stems = read_stems(model, [tuple(query.tolist()) for query in queries], pad_id)
-    if stems is None:
-        packed = pack(queries, responses, pad_id, device)
-        whole = whole_mask(
-            model, packed.attention_mask, packed.input_ids.shape[1], packed.is_padded
+    if stems is not None:
+        queries = [torch.tensor(rest) for rest in stems.rests]
+    batch = pack(queries, responses, pad_id, device_of(model))
+    mask = batch.attention_mask
+    positions = batch.position_ids
+    if stems is not None:
+        mask = torch.cat([stems.mask, mask], 1)
+        positions = (mask.cumsum(1) - 1)[:, stems.mask.shape[1] :]
+    is_padded = batch.is_padded or stems is not None
+    whole = whole_mask(model, mask, batch.input_ids.shape[1], is_padded)
+    width = batch.response_ids.shape[1]
+    cache = None if stems is None else stems.cache
+    return forward(model, batch.input_ids, whole, positions, width, cache)[0]
+
+
+class SharedPrompts(NamedTuple):
+    """A batch with a row for each stem, and `L` positions.
+
+        [pad stem | rest of a prompt, its response, pad | rest, response, pad | ...]
+
+    A row of the window sees the stem and itself, and its positions go on from the stem's. So `n` rows
+    are read as `S + n T` tokens in place of `n (S + T)`.
+
+    input_ids, position_ids: (stems, L). mask: (stems, 1, L, L), which position sees which. width: L.
+    predicting: (rows of the window, R), which of all these positions, row after row, predicts each response token.
+
+    In the order in which a policy's wrapper takes them.
+    """
+
+    input_ids: Tensor
+    mask: Tensor
+    position_ids: Tensor
+    width: int
+    predicting: Tensor
+
+
+class Group(NamedTuple):
+    """Rows of a batch, and how many tokens their prompts begin with in common."""
+
+    stem: int
+    rows: list[int]
+
+
+class Layout(NamedTuple):
+    """What is read as one: groups of at most `size` rows, and the widest stem, and what else of a row, in tokens."""
+
+    groups: list[Group]
+    size: int
+    stem_width: int
+    rest_width: int
+
+    @property
+    def length(self) -> int:
+        return self.stem_width + self.size * self.rest_width
+
+
+def share_prompts(model: PreTrainedModel, batch: Window) -> SharedPrompts | None:
+    """The batch with what prompts share read once; None if the model cannot take an arbitrary mask, or if
+    that would not be much less work.
+    """
+    if model.config._attn_implementation != "sdpa" or not attends_by_positions(model):
+        return None
+    hidden = model.config.get_text_config().hidden_size
+
+    def work(layout: Layout) -> int:
+        return _operations(len(layout.groups), layout.length, hidden)
+
+    best = min(_layouts(batch), key=work)
+    rows, length = batch.input_ids.shape
+    if work(best) > WORTHWHILE * _operations(rows, length, hidden):
+        return None
+    return _lay_out(batch, best)
+
+
+def _operations(rows: int, length: int, hidden: int) -> int:
+    """Of a layer's forward pass: its matrices, then its attention."""
+    return rows * length * (24 * hidden**2 + 4 * hidden * length)
+
+
+def _layouts(batch: Window) -> Iterator[Layout]:
+    """By whole prompts and by beginnings, with each number of rows behind a stem: many attend to much."""
+    prompts = list(dict.fromkeys(batch.prompts))
+    for stems in (prompts, stems_of(prompts)):
+        stem_of = dict(zip(prompts, stems, strict=True))
+        rows_of: dict[tuple[int, ...], list[int]] = {}
+        for row, prompt in enumerate(batch.prompts):
+            rows_of.setdefault(stem_of[prompt], []).append(row)
+        rest_width = max(
+            len(batch.prompts[row]) - len(stem) + batch.response_lengths[row] - 1
+            for stem, rows in rows_of.items()
+            for row in rows
         )
-        return forward(
-            model, packed.input_ids, whole, packed.position_ids, packed.response_ids.shape[1]
-        )[0]
-    rests = [torch.tensor(rest) for rest in stems.rests]
-    packed = pack(rests, responses, pad_id, device)
-    mask = torch.cat([stems.mask, packed.attention_mask], 1)
-    positions = (mask.cumsum(1) - 1)[:, stems.mask.shape[1] :]
-    whole = whole_mask(model, mask, packed.input_ids.shape[1], is_padded=True)
-    return forward(
-        model, packed.input_ids, whole, positions, packed.response_ids.shape[1], stems.cache
-    )[0]
+        for size in range(1, max(map(len, rows_of.values())) + 1):
+            groups = [
+                Group(len(stem), rows[start : start + size])
+                for stem, rows in rows_of.items()
+                for start in range(0, len(rows), size)
+            ]
+            yield Layout(groups, size, max(map(len, rows_of)), rest_width)
+
+
+def _lay_out(batch: Window, layout: Layout) -> SharedPrompts:
+    """Two rows with the prompt `p q` and the responses `a b c` and `d e f` are read as one, which
+    `predicting` says with [[1, 2, 3], [1, 4, 5]]:
+
+        token       p  q    a  b  d  e      (a response's last token predicts nothing)
+        part        0  0    1  1  2  2
+        predicts    -  a, d b  c  e  f
+
+    With the prompts `p q` and `p r` it is [[1, 2, 3], [4, 5, 6]]:
+
+        token       p    q  a  b  r  d  e
+        part        0    1  1  1  2  2  2
+        predicts    -    a  b  c  d  e  f
+    """
+    device = batch.input_ids.device
+    response_width = batch.response_ids.shape[1]
+    # Without the last response token, which predicts nothing.
+    batch_width = batch.input_ids.shape[1]
+    prompt_width = batch_width - response_width + 1
+    # Where in the batch's rows, one after the other, the token of a position stands; -1 is padding.
+    source = torch.full((len(layout.groups), layout.length), -1)
+    predicting = torch.empty(len(batch.prompts), response_width, dtype=torch.long)
+    for number, (stem, rows) in enumerate(layout.groups):
+        stem_positions = torch.arange(layout.stem_width - stem, layout.stem_width)
+        for index, row in enumerate(rows):
+            # Where the row's tokens stand: those of the stem, which all rows share, then its own.
+            rest_start = layout.stem_width + index * layout.rest_width
+            rest_positions = torch.arange(rest_start, rest_start + layout.rest_width)
+            positions = torch.cat([stem_positions, rest_positions])
+
+            prompt_length = len(batch.prompts[row])
+            num_tokens = prompt_length + batch.response_lengths[row] - 1
+            first_token = row * batch_width + prompt_width - prompt_length
+            source[number, positions[:num_tokens]] = first_token + torch.arange(num_tokens)
+
+            # The token before a response token predicts it: that of the first is the prompt's last.
+            predictors = torch.arange(prompt_length - 1, prompt_length - 1 + response_width)
+            predictors = predictors.clamp(max=len(positions) - 1)  # for padding, any will do
+            predicting[row] = number * layout.length + positions[predictors]
+
+    source = to_device(source, device)
+    is_token = source >= 0
+    source = source.clamp(min=0)
+    return SharedPrompts(
+        batch.input_ids.flatten()[source],
+        _sees(layout, device) & is_token[:, None, None],
+        batch.position_ids.flatten()[source],
+        layout.length,
+        to_device(predicting, device),
+    )
+
+
+def _sees(layout: Layout, device: torch.device) -> Tensor:
+    """(length, length), true where a position sees another: of the stem, or of its own row's rest, up to itself."""
+    rests = torch.arange(1, layout.size + 1, device=device).repeat_interleave(layout.rest_width)
+    part = torch.cat([rests.new_zeros(layout.stem_width), rests])  # the stem is part 0
+    up_to_itself = torch.ones(layout.length, layout.length, dtype=torch.bool, device=device).tril()
+    return up_to_itself & ((part == 0) | (part == part[:, None]))
+
+
+def recompute_in_eval(model: nn.Module) -> list[nn.Module]:
+    """Makes the layers with gradient checkpointing compute and recompute in `eval()`; returns them.
+
+    Transformers recomputes a layer in training mode only, in which some layers drop out by themselves
+    (OPT, Falcon, XGLM: `dropout(..., training=self.training)`). None has gradient checkpointing where
+    it is off. Raises a UserError if the model has it in code of its own.
+    """
+    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    layers = [m for m in modules if isinstance(m, GradientCheckpointingLayer)]
+    if modules and not layers:
+        raise UserError(
+            "model.gradient_checkpointing: expected a model of transformers' GradientCheckpointingLayers, "
+            f"got a {type(modules[0]).__name__}. Set it to false"
+        )
+    for layer in layers:
+        layer._gradient_checkpointing_func = partial(_checkpoint, layer)
+    return layers
+
+
+def _checkpoint(layer: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
+    """`forward(*args)` of a layer in training mode, computed and recomputed in `eval()`."""
+
+    def in_eval(*args: Any) -> Any:
+        layer.training = False
+        try:
+            return forward(*args)
+        finally:
+            layer.training = True
+
+    return checkpoint(in_eval, *args, use_reentrant=False)

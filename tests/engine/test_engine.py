@@ -17,7 +17,7 @@ from vllm_server import serving
 from cory.agent import make_agents
 from cory.config import Config, LoraConfig, ParallelConfig, RoleConfig
 from cory.errors import UserError
-from cory.models.engine import MAX_DIFFERENCE, Engine
+from cory.models.vllm import MAX_DIFFERENCE, Engine
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -156,7 +156,7 @@ def test_roles_branches_and_team_rewards_go_with_an_engine(settings, server):
 
 
 def test_large_batches_take_several_requests(settings, server, monkeypatch):
-    monkeypatch.setattr("cory.models.engine.PROMPTS_PER_REQUEST", 3)
+    monkeypatch.setattr("cory.models.vllm.PROMPTS_PER_REQUEST", 3)
     texts = [
         "the film",
         "a",
@@ -258,7 +258,7 @@ def test_no_server_and_other_servers(settings, server):
 
 
 def test_a_server_that_keeps_its_cache_is_refused(settings, server, monkeypatch):
-    monkeypatch.setattr("cory.models.engine.CACHE_RESETS", 2)
+    monkeypatch.setattr("cory.models.vllm.CACHE_RESETS", 2)
     server.kept_cache = 1
     make_agents(settings)[0].respond(["the film"], 3, torch.Generator())
     server.kept_cache = 2

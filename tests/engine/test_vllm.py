@@ -19,7 +19,7 @@ from test_engine import count_good, learner, train
 from cory.agent import make_agents
 from cory.config import LoraConfig
 from cory.errors import UserError
-from cory.models.engine import Engine
+from cory.models.vllm import Engine
 
 PYTHON = os.environ.get("CORY_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="CORY_VLLM names no Python with vLLM")

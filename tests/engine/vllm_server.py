@@ -1,4 +1,4 @@
-"""A stand-in for vLLM's server: the requests of `cory.models.engine`, answered by transformers in this process."""
+"""A stand-in for vLLM's server: the requests of `cory.models.vllm`, answered by transformers in this process."""
 
 import copy
 import json

@@ -23,7 +23,7 @@ from cory.evaluation.responses import respond
 from cory.evaluation.rows import table_rows
 from cory.evaluation.settings import EvaluationConfig
 from cory.models import load
-from cory.models.sampling import sample
+from cory.models.sample import sample
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer

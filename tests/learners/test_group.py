@@ -22,7 +22,7 @@ from cory.learners.optimizer import (
     make_optimizer,
     tensors_of,
 )
-from cory.models.shared import share_prompts
+from cory.models.window import share_prompts
 
 LONGEST, GROUP = 12, 4
 

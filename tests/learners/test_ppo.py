@@ -23,7 +23,7 @@ from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.models import window
 from cory.models.rollout import Rollout
-from cory.models.shared import share_prompts
+from cory.models.window import share_prompts
 
 # Our statistics, and TRL's names for them.
 STATS = {

@@ -5,6 +5,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from cory.config import Config, PPOConfig
+from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.models import window
 
@@ -48,3 +49,12 @@ def test_passes_and_gradients_are_those_without_dropout(name, tokenizer):
     (plain, gradient), (checkpointed, recomputed) = results
     assert torch.equal(checkpointed, plain)
     assert gradient.any() and torch.equal(recomputed, gradient)
+
+
+def test_a_model_that_recomputes_in_code_of_its_own_is_refused():
+    """It would do so in training mode only, in which no pass is made."""
+    model = torch.nn.Linear(2, 2)
+    assert window.recompute_in_eval(model) == []
+    model.gradient_checkpointing = True
+    with pytest.raises(UserError, match=r"model.gradient_checkpointing"):
+        window.recompute_in_eval(model)

@@ -4,8 +4,7 @@ import pytest
 import torch
 from test_window import tiny
 
-from cory.models.shared import share_prompts
-from cory.models.window import BY_POSITIONS, forward, pack, whole_mask
+from cory.models.window import BY_POSITIONS, forward, pack, share_prompts, whole_mask
 
 LENGTHS = [5, 1, 3, 7, 2, 4, 6, 5]
 EXAMPLES = torch.arange(40, 68)

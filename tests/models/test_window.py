@@ -3,11 +3,11 @@
 import pytest
 import torch
 from test_lora import llama_folder  # noqa: F401
-from test_sampling import model, rows  # noqa: F401
+from test_sample import model, rows  # noqa: F401
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from cory.config import SamplingConfig
-from cory.models.sampling import sample
+from cory.models.sample import sample
 from cory.models.window import (
     BY_POSITIONS,
     attends_slowly_without_mask,

@@ -141,7 +141,7 @@ def test_agents_of_different_models_have_their_own_of_everything(
     trainer = make_trainer(config)
     one, two = trainer.agents
     assert one.tokenizer is not two.tokenizer and len(one.tokenizer) != len(two.tokenizer)
-    assert one.learner.reference is not two.learner.passes.reference
+    assert one.learner.reference is not two.learner.reference
     assert [a.policy.config.model_type for a in trainer.agents] == ["gpt2", "llama"]
     assert [a.learner.optimizer.param_groups[0]["lr"] for a in trainer.agents] == [1e-3, 2e-3]
     folder = trainer.train().folder

@@ -14,7 +14,7 @@ from cory.callbacks import Callback
 from cory.config import ModelConfig
 from cory.evaluation import responses
 from cory.evaluation.settings import EvaluationConfig
-from cory.models.tokenization import encode
+from cory.models.text import encode
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer

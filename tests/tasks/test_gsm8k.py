@@ -18,8 +18,8 @@ from cory.command import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.metrics import pass_at_k
-from cory.models import sampling, window
-from cory.models.tokenization import encode, plain_texts
+from cory.models import window
+from cory.models.text import encode, plain_texts
 from cory.prompts import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -116,7 +116,8 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
     for row in forced:
         tokens = iter(row)
         monkeypatch.setattr(
-            sampling, "draw", lambda *args, tokens=tokens: torch.tensor([[next(tokens)]])
+            "cory.models.sample.draw",
+            lambda *args, tokens=tokens: torch.tensor([[next(tokens)]]),
         )
         rollouts.append(agent.respond(["the film"], 20, torch.Generator()))
     texts = [tokenizer.decode(rollout.response_ids[0]) for rollout in rollouts]

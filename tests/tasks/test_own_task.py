@@ -15,7 +15,7 @@ from cory.command import as_config, load, read_config
 from cory.config import keys
 from cory.errors import UserError
 from cory.evaluation.folder import read_responses
-from cory.models.tokenization import encode
+from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
 from cory.prompts import RolePrompts
 from cory.rewards import score_by_function

@@ -23,12 +23,11 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from cory.config import Config, SamplingConfig
+from cory.config import Config
 from cory.errors import UserError
-from cory.models.lora import LanguageModel, save_base, save_policy
+from cory.models.lora import LanguageModel, save_policy
 from cory.parallel import distributed
 from cory.parallel.devices import to_device
-from cory.parallel.sharding import is_sharded
 
 PROMPTS_PER_REQUEST = 1000  # vLLM takes 1,024
 SECONDS_TO_CONNECT = 5
@@ -103,7 +102,7 @@ class Engine:
         ends: list[int],
         stop: list[str],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Samples one response per query, as `cory.models.sampling.sample` does, with the policy's
+        """Samples one response per query, as `cory.models.sample.sample` does, with the policy's
         current weights.
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability
@@ -117,21 +116,35 @@ class Engine:
             name = distributed.fail_together(lambda: self._hand_over(agent, policy))
             self.names[agent] = distributed.broadcast_object(name)
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
-        common = _request(self.settings, ends) | {
+        # It overrides what a model's generation_config.json asks of the server.
+        request = {
             "model": self.names[agent],
             "max_tokens": max_new_tokens,
+            "temperature": self.settings.temperature,
+            "top_k": self.settings.top_k,
+            "top_p": self.settings.top_p,
+            "repetition_penalty": self.settings.repetition_penalty,
+            "min_p": 0.0,
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "ignore_eos": True,
+            "stop_token_ids": ends,
             "stop": stop,
+            "include_stop_str_in_output": True,
+            "skip_special_tokens": False,
+            "return_token_ids": True,
+            "logprobs": 0,
         }
-        rows = distributed.fail_together(lambda: self._complete(queries, common))
+        rows = distributed.fail_together(lambda: self._complete(queries, request))
         responses = [torch.tensor(row["token_ids"], dtype=torch.long) for row in rows]
         return responses, [torch.tensor(row["logprobs"]["token_logprobs"]) for row in rows]
 
-    def _complete(self, queries: Sequence[Tensor], common: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the server answers to each query. `common`: what all requests say."""
+    def _complete(self, queries: Sequence[Tensor], request: dict[str, Any]) -> list[dict[str, Any]]:
+        """What the server answers to each query. `request`: what it is asked, but the prompts."""
         rows = []
         for start in range(0, len(queries), PROMPTS_PER_REQUEST):
             prompts = [query.tolist() for query in queries[start : start + PROMPTS_PER_REQUEST]]
-            answer = self._ask("POST", "/v1/completions", common | {"prompt": prompts})
+            answer = self._ask("POST", "/v1/completions", request | {"prompt": prompts})
             if "choices" not in answer:
                 raise UserError(
                     f"sampling.engine_url: expected responses from {self.settings.engine_url}, got none. Is it a "
@@ -145,11 +158,8 @@ class Engine:
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"
         folder = self.folder / name
-        # All processes take part in saving what is sharded.
-        saves = is_sharded(policy) or distributed.is_main()
         if not isinstance(policy, PeftModel):
-            if saves:
-                save_policy(policy, folder, agent)
+            save_policy(policy, folder, agent)
             if distributed.is_main():
                 self._load_weights(folder)
             return self.base
@@ -158,9 +168,8 @@ class Engine:
         base_too = not self.names and not self.is_quantized
         base = folder.with_name(f"{name}-base")
         if base_too:
-            distributed.fail_together(lambda: saves and save_base(policy, base))
-        if saves:
-            save_policy(policy, folder, agent)
+            distributed.fail_together(lambda: save_policy(policy, base, adapter=None))
+        save_policy(policy, folder, agent)
         # What the server may refuse comes after all that processes do together.
         if distributed.is_main():
             if base_too:
@@ -218,22 +227,6 @@ class Engine:
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         content = answer.json() if is_json else {}
         return content if isinstance(content, dict) else {}
-
-
-def _request(settings: SamplingConfig, ends: list[int]) -> dict[str, Any]:
-    """What all requests have in common. It overrides what a model's generation_config.json asks of the server."""
-    exact = {
-        name: getattr(settings, name)
-        for name in ("temperature", "top_k", "top_p", "repetition_penalty")
-    }
-    off = {"min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    stops = {"include_stop_str_in_output": True, "ignore_eos": True, "stop_token_ids": ends}
-    return (
-        exact
-        | off
-        | stops
-        | {"logprobs": 0, "return_token_ids": True, "skip_special_tokens": False}
-    )
 
 
 def _command(agents: Sequence[Config]) -> str:

@@ -8,9 +8,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from cory.config import SamplingConfig
 from cory.models import window
-from cory.models.drawing import draw
-from cory.models.sampling import sample
-from cory.models.tokenization import end_tokens
+from cory.models.sample import draw, sample
+from cory.models.text import end_tokens
 from cory.models.window import pad
 
 PROMPTS = ["the film was a good", "a", "some very fine or awful acting and music", "bad story"]

@@ -1,0 +1,318 @@
+"""Sampling responses: from token ids to token ids, in one batch.
+
+One loop samples from models that remember a text as keys and values alone. Others, such as Mamba, are
+run by transformers' `generate`, which knows their caches, with the same draw.
+"""
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from peft import PeftModel
+from torch import Tensor
+from transformers import (
+    DynamicCache,
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.generation import logits_process
+
+from cory.config import SamplingConfig
+from cory.models.text import end_tokens, pad_token
+from cory.models.window import KeysAndValues, accepted, pad, read_stems, whole_mask
+from cory.parallel.devices import to_device
+from cory.parallel.sharding import device_of
+
+
+class Sampled(NamedTuple):
+    """A response to each query, as 1-d token ids on the CPU; and of each its tokens' logits (vocabulary), as they were
+    before warping, or none.
+    """
+
+    responses: list[Tensor]
+    logits: list[list[Tensor]]
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    queries: Sequence[Tensor],
+    settings: SamplingConfig,
+    max_new_tokens: int,
+    generator: torch.Generator,
+    ends: Sequence[int] | None = None,
+    keep_logits: bool = False,
+) -> Sampled:
+    """Samples one response per query, all in one batch. The model must be in `eval()`.
+
+    Draws what `model.generate` would, with less work: what prompts have in common is read once, and
+    rows that have ended leave the batch. That changes logits in their last bits.
+
+    The program waits for the device once per token, to learn which responses have ended.
+
+    Args:
+        queries: 1-d tensors of token ids on the CPU.
+        max_new_tokens: after which a response ends, if it has not ended with its first end token, or with the token
+            that completes its first stop text (`settings.stop`).
+        generator: of all random numbers (`cory/streams.py`).
+        ends: the end tokens; by default the model's and the tokenizer's.
+        keep_logits: whether the logits are returned.
+    """
+    ends = end_tokens(model, tokenizer) if ends is None else ends
+    has_ended = partial(_has_ended, tokenizer, ends, settings.stop)
+    warp = warpers(settings)
+    pad_id = pad_token(tokenizer)
+    if not keeps_keys_and_values(model):
+        return _sample_by_generate(
+            model, queries, pad_id, max_new_tokens, warp, generator, has_ended, keep_logits
+        )
+
+    # Rows may share a prompt, and prompts a beginning: both are read once.
+    prompts = [tuple(query.tolist()) for query in queries]
+    row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+    distinct = list(row_of_prompt)
+    ids, mask = _padded([torch.tensor(prompt) for prompt in distinct], pad_id, device_of(model))
+    stems = read_stems(model, distinct, pad_id)
+    if stems is None:
+        cache = KeysAndValues(config=model.config)
+        num_new = ids.shape[1]
+        is_padded = [len(prompt) < num_new for prompt in prompts]
+    else:
+        cache = stems.cache
+        num_new = max(map(len, stems.rests))
+        _, rest_mask = pad([torch.tensor(rest) for rest in stems.rests], pad_id, "left")
+        mask = torch.cat([stems.mask, to_device(rest_mask, ids.device)], 1)
+        is_padded = [True] * len(prompts)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -num_new:]
+    logits = _next_logits(model, ids[:, -num_new:], mask, positions, cache, any(is_padded))
+    if len(distinct) < len(prompts):
+        copies = to_device(torch.tensor([row_of_prompt[prompt] for prompt in prompts]), ids.device)
+        ids = ids[copies]
+        mask = mask[copies]
+        positions = positions[copies]
+        logits = logits[copies]
+        cache.batch_select_indices(copies)
+
+    responses: list[list[int]] = [[] for _ in queries]
+    kept_logits: list[list[Tensor]] = [[] for _ in queries]
+    unfinished = set(range(len(queries)))
+    rows = list(range(len(queries)))  # the queries that are in the batch
+    while True:
+        if keep_logits:
+            for row, row_logits in zip(rows, logits, strict=True):
+                if row in unfinished:
+                    kept_logits[row].append(row_logits)
+
+        tokens = draw(warp(ids, logits.float()).softmax(-1), generator)
+        ids = torch.cat([ids, tokens], 1)
+        mask = torch.cat([mask, mask[:, -1:]], 1)  # a text's last token is no padding
+        positions = positions[:, -1:] + 1
+
+        for row, token in zip(rows, tokens[:, 0].tolist(), strict=True):
+            if row not in unfinished:
+                continue
+            responses[row].append(token)
+            if len(responses[row]) == max_new_tokens or has_ended(responses[row]):
+                unfinished.remove(row)
+        if not unfinished:
+            return Sampled([torch.tensor(response) for response in responses], kept_logits)
+        if len(unfinished) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
+            places = [place for place, row in enumerate(rows) if row in unfinished]
+            rows = [rows[place] for place in places]
+            index = to_device(torch.tensor(places), ids.device)
+            ids = ids[index]
+            mask = mask[index]
+            positions = positions[index]
+            tokens = tokens[index]
+            cache.batch_select_indices(index)
+        is_any_padded = any(is_padded[row] for row in rows)
+        logits = _next_logits(model, tokens, mask, positions, cache, is_any_padded)
+
+
+def _next_logits(
+    model: PreTrainedModel,
+    tokens: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    cache: DynamicCache,
+    is_padded: bool,
+) -> Tensor:
+    """Reads the newest tokens of each text. The logits of the token after them, (rows, vocabulary).
+
+    Args:
+        tokens: (rows, new), padded on the left.
+        mask: (rows, positions), 0 at padding, over what is in the cache and what is read.
+        positions: (rows, new), where the tokens stand in their texts.
+        is_padded: whether the mask has a 0.
+    """
+    output = model(
+        tokens,
+        attention_mask=whole_mask(model, mask, tokens.shape[1], is_padded),
+        past_key_values=cache,
+        use_cache=True,
+        **accepted(model, {"logits_to_keep": 1, "position_ids": positions}),
+    )
+    return output.logits[:, -1]
+
+
+def _padded(queries: Sequence[Tensor], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Queries as (rows, width) ids, padded on the left, and their mask, on `device`."""
+    ids, mask = pad(queries, pad_id, "left")
+    # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
+    ids = torch.where(mask.bool(), ids, ids[:, -1:])
+    return to_device(ids, device), to_device(mask, device)
+
+
+def warpers(settings: SamplingConfig) -> LogitsProcessorList:
+    """The processors applied to logits before a token is drawn, in transformers' order; none by
+    default.
+
+    A model's own generation_config.json is ignored: Llama-2-chat's temperature of 0.6 would make
+    samples off-policy.
+    """
+    chosen = LogitsProcessorList()
+    if settings.repetition_penalty != 1.0:
+        chosen.append(logits_process.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+    if settings.temperature != 1.0:
+        chosen.append(logits_process.TemperatureLogitsWarper(settings.temperature))
+    if settings.top_k:
+        chosen.append(logits_process.TopKLogitsWarper(settings.top_k))
+    if settings.top_p < 1.0:
+        chosen.append(logits_process.TopPLogitsWarper(settings.top_p))
+    return chosen
+
+
+def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
+    """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
+
+    Inverts the distribution function with one random number a row; `torch.multinomial` draws one
+    for every token of the vocabulary. In float64, so that 50,000 sums lose nothing.
+    """
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    uniform = torch.rand(
+        len(cumulative),
+        1,
+        dtype=torch.float64,
+        device=probabilities.device,
+        generator=generator,
+    )
+    chosen = uniform * cumulative[:, -1:]
+    tokens = torch.searchsorted(cumulative, chosen, right=True)
+    return tokens.clamp(max=cumulative.shape[1] - 1)
+
+
+def _has_ended(
+    tokenizer: PreTrainedTokenizerBase,
+    ends: Sequence[int],
+    stop: Sequence[str],
+    response: Sequence[int],
+) -> bool:
+    """Whether a response's last token ends it: as an end token, or as it completes a stop text."""
+    if response[-1] in ends:
+        return True
+    if not stop:
+        return False
+    tail = 8 + max(len(text.encode()) for text in stop)  # tokens that surely hold a stop text
+    written = tokenizer.decode(response[-tail:])
+    return any(text in written for text in stop)
+
+
+# Models whose caches transformers knows.
+
+
+def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
+    """Whether all that a model remembers of a text are keys and values, handed over as
+    `past_key_values`.
+
+    Recurrent models keep states as well. Some take them under another name, and drop
+    `past_key_values` silently.
+    """
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    if "past_key_values" not in inspect.signature(base.forward).parameters:
+        return False
+    layers = DynamicCache(config=base.config).layers
+    return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in layers)
+
+
+class _Draw(LogitsProcessor):
+    """Leaves `generate` one token to choose in each row: the one that `draw` gives."""
+
+    def __init__(self, warp: LogitsProcessorList, generator: torch.Generator) -> None:
+        self.warp = warp
+        self.generator = generator
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        tokens = draw(self.warp(input_ids, scores).softmax(-1), self.generator)
+        return torch.full_like(scores, -torch.inf).scatter(-1, tokens, 0.0)
+
+
+class _Ended(StoppingCriteria):
+    """Tells `generate` which responses end with their newest token. `width`: of the prompts."""
+
+    def __init__(self, has_ended: Callable[[Sequence[int]], bool], width: int) -> None:
+        self.has_ended = has_ended
+        self.width = width
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        responses = input_ids[:, self.width :].tolist()
+        return to_device(torch.tensor(list(map(self.has_ended, responses))), input_ids.device)
+
+
+def _sample_by_generate(
+    model: PreTrainedModel,
+    queries: Sequence[Tensor],
+    pad_id: int,
+    max_new_tokens: int,
+    warp: LogitsProcessorList,
+    generator: torch.Generator,
+    has_ended: Callable[[Sequence[int]], bool],
+    keep_logits: bool,
+) -> Sampled:
+    """What `sample` returns, by transformers' `generate`."""
+    base = model.get_base_model() if isinstance(model, PeftModel) else model  # with its adapters
+    ids, mask = _padded(queries, pad_id, device_of(model))
+    width = ids.shape[1]
+    # `generate` would read there whatever its caller leaves open.
+    own_settings = base.generation_config
+    base.generation_config = GenerationConfig()
+    try:
+        output = base.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            generation_config=GenerationConfig(
+                do_sample=False,
+                max_new_tokens=max_new_tokens,
+                pad_token_id=0,
+                use_cache=True,
+                disable_compile=True,
+                return_dict_in_generate=True,
+                output_logits=keep_logits,
+            ),
+            logits_processor=LogitsProcessorList([_Draw(warp, generator)]),
+            stopping_criteria=StoppingCriteriaList([_Ended(has_ended, width)]),
+            synced_gpus=False,  # `sharding.gathered` sees to it
+        )
+    finally:
+        base.generation_config = own_settings
+
+    # `generate` writes on in rows that have ended, until all have.
+    responses = []
+    for tokens in output.sequences[:, width:].tolist():
+        length = next((n for n in range(1, len(tokens)) if has_ended(tokens[:n])), len(tokens))
+        responses.append(torch.tensor(tokens[:length]))
+    if not keep_logits:
+        return Sampled(responses, [[] for _ in queries])
+    logits = [
+        [step[row] for step in output.logits[: len(response)]]
+        for row, response in enumerate(responses)
+    ]
+    return Sampled(responses, logits)
