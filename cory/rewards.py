@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from cory.errors import UserError
-from cory.models.load import LOADING, check_vocabulary, find, first_line, load_model
+from cory.models.load import LOADING, find, first_line, load_model
 from cory.models.window import pad
 from cory.parallel.devices import to_device
 
@@ -337,7 +337,6 @@ def load_classifier(
         {"dtype": "float32"},
         where,
     )
-    check_vocabulary(model, tokenizer, key, name)
     return model.eval().requires_grad_(False), tokenizer, int(indices[0])
 
 
