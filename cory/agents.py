@@ -88,7 +88,7 @@ def make_agents(config: Config) -> list[Agent]:
     agents: dict[int, Agent] = {}
     for group in groups_by_base(plans):
         agents_of_base = make_agents_of_base(group, config, engine)
-        distributed.fail_together(agents_of_base[0].check_model)
+        agents_of_base[0].check_model()
         agents |= zip([plan.index for plan in group], agents_of_base, strict=True)
     return [agents[plan.index] for plan in plans]
 

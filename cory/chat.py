@@ -28,7 +28,7 @@ from cory.parallel.devices import choose_device
 from cory.prompts import check_prompt
 from cory.report.escape import one_line, printable
 from cory.rewards import MissingColumns, score, score_chains
-from cory.run.record import named, read_settings
+from cory.run.settings import named, read_settings
 from cory.tasks.kind import kind_of_run, run_config
 from cory.tasks.python_files import announce_files
 

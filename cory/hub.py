@@ -29,7 +29,8 @@ from cory.plural import counted
 from cory.prompts import RolePrompts
 from cory.report.escape import markdown, printable
 from cory.report.tables import interval_cell, markdown_table
-from cory.run.record import finished_iterations, named, read_settings, yaml_text
+from cory.run.folder import finished_iterations
+from cory.run.settings import named, read_settings, yaml_text
 from cory.tasks.kind import run_config
 
 PAPER = "https://arxiv.org/abs/2410.06101"

@@ -18,8 +18,8 @@ from cory.cli.main import main
 from cory.config import Config
 from cory.errors import UserError
 from cory.plural import counted
-from cory.resume.run_name import run_name
-from cory.run.record import read_settings
+from cory.run.run_name import run_name
+from cory.run.settings import read_settings
 from cory.tasks.config import OWN
 from cory.tasks.kind import TaskKind, kind_of_run
 from cory.tasks.python_files import announce_files

@@ -21,8 +21,8 @@ from cory.cli.load import BESIDE_SETTINGS, as_config
 from cory.cli.main import main
 from cory.errors import UserError
 from cory.identity import versions
-from cory.run.output import replace_text
-from cory.run.record import read_settings
+from cory.run.folder import write_text
+from cory.run.settings import read_settings
 from cory.tasks.kind import find_kind
 from study.frozen import frozen_at
 from study.planned import FIRST_RUN
@@ -60,7 +60,7 @@ def keep(run: Path, out: Path, threads: int) -> None:
         "settings": _with(kept, dict.fromkeys(needs, "FOLDER")),
         "records": [json.loads(line) for line in lines[:RECORDS]],
     }
-    replace_text(out / FIRST_RUN, json.dumps(content, indent=1) + "\n")
+    write_text(out / FIRST_RUN, json.dumps(content, indent=1) + "\n")
 
 
 def _is_local(value: Any) -> bool:

@@ -19,7 +19,7 @@ from cory.cli.arguments import Arguments
 from cory.cli.main import main
 from cory.errors import UserError
 from cory.plural import counted
-from cory.run.output import check_result_file, replace_text
+from cory.run.folder import write_text
 from study.estimates import (
     CORY,
     PPO,
@@ -333,12 +333,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--out", type=str | None, help="File for the page. null: print it only")
     args = parser.of(argv)
-    if args.out:
-        check_result_file(Path(args.out), HEAD.splitlines()[0])
     text = page(judge(Path(args.results)))
     print(text)
     if args.out:
-        replace_text(Path(args.out), text)
+        write_text(Path(args.out), text)
         print(f"Written to {args.out}")
 
 

@@ -18,8 +18,8 @@ from cory.cli.main import main
 from cory.errors import UserError
 from cory.evaluation.folder import read_responses
 from cory.report import NAME
-from cory.report.page import MARK, write_page
-from cory.run.output import check_result_file, replace_text
+from cory.report.page import write_page
+from cory.run.folder import write_text
 from study.evaluated import evaluation_markdown, rows_over_seeds
 from study.groups import find
 from study.page import make_page
@@ -49,7 +49,7 @@ def write_report(folder: Path) -> None:
     text = evaluation_markdown(
         rows, titles, costs, queries, records, evaluation["settings"]["shown"]
     )
-    replace_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
+    write_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
 
     # Here, as importing matplotlib takes a while.
     from cory.report.plots import svg
@@ -91,7 +91,6 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         return
     folder = runs[0].folder if len(runs) == 1 and not evaluations else Path("runs")
     out = Path(args.out) if args.out else folder / NAME
-    check_result_file(out, MARK)
     try:
         page = make_page(runs, evaluations, args.title, args.baseline, args.over)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -29,7 +29,7 @@ from cory.cli.load import load
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.parallel import distributed
-from cory.run.jsonl import read_rows
+from cory.run.folder import read_rows
 from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation
 from imdb_train.config import ImdbConfig
 from study.experiment import command_line as experiment

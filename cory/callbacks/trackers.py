@@ -14,7 +14,7 @@ from cory.config import Config
 from cory.errors import UserError
 from cory.iteration import Iteration
 from cory.report.tables import markdown_table
-from cory.run.output import replace_text
+from cory.run.folder import write_text
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -139,7 +139,7 @@ def _wandb_run(folder: Path) -> dict[str, str]:
     if stored_id.isalnum():
         return {"id": stored_id, "resume": "allow"}
     new_id = secrets.token_hex(4)
-    replace_text(file, new_id)
+    write_text(file, new_id)
     return {"id": new_id}
 
 

@@ -12,7 +12,7 @@ from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
 from cory.identity import is_local
-from cory.run.record import named, read_settings
+from cory.run.settings import named, read_settings
 from cory.tasks.kind import TaskKind, kind_of_run
 from cory.tasks.python_files import announce_files
 

@@ -114,15 +114,14 @@ class Engine:
         """
         if agent not in self.current:
             distributed.barrier()  # the server answers none of them any more
-            name = distributed.fail_together(lambda: self._hand_over(agent, policy))
-            self.names[agent] = distributed.broadcast_object(name)
+            self.names[agent] = distributed.broadcast_object(self._hand_over(agent, policy))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         common = _request(self.settings, ends) | {
             "model": self.names[agent],
             "max_tokens": max_new_tokens,
             "stop": stop,
         }
-        rows = distributed.fail_together(lambda: self._complete(queries, common))
+        rows = self._complete(queries, common)
         responses = [torch.tensor(row["token_ids"], dtype=torch.long) for row in rows]
         return responses, [torch.tensor(row["logprobs"]["token_logprobs"]) for row in rows]
 
@@ -157,8 +156,8 @@ class Engine:
         # The server's base may be what another run has left there.
         base_too = not self.names and not self.is_quantized
         base = folder.with_name(f"{name}-base")
-        if base_too:
-            distributed.fail_together(lambda: saves and save_base(policy, base))
+        if base_too and saves:
+            save_base(policy, base)
         if saves:
             save_policy(policy, folder, agent)
         # What the server may refuse comes after all that processes do together.

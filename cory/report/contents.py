@@ -14,7 +14,7 @@ from cory.report.ending import explained_end
 from cory.report.page import Page, Table
 from cory.report.summary import averaged, labelled, summarise, summarise_roles
 from cory.report.tables import interval_cell
-from cory.run.record import read_settings
+from cory.run.settings import read_settings
 
 ENDS = ("start", "end", "change")
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cory.run.record import BEST
+from cory.run.folder import BEST
 
 REASONS = {
     "guards.patience": "the reward on held-out prompts had stopped rising (guards.patience)",

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from cory.report.completions import Completions
 from cory.report.escape import one_line, printable
-from cory.run.output import replace_text
+from cory.run.folder import write_text
 
 HERE = Path(__file__).parent
-MARK = '<main id="report">'  # in every page
 
 
 @dataclass
@@ -45,7 +44,7 @@ class Page:
 
 def write_page(path: Path, page: Page) -> None:
     """Writes a page; replaces an older one."""
-    replace_text(path, render(page))
+    write_text(path, render(page))
 
 
 def render(page: Page) -> str:

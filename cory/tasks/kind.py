@@ -23,7 +23,7 @@ import cory
 from cory.cli.load import as_config
 from cory.config import Config
 from cory.errors import UserError
-from cory.run.record import read_settings
+from cory.run.settings import read_settings
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 from cory.cli.load import read_command_line
-from cory.resume.run_name import LONGEST, evaluation_name, run_name
+from cory.run.run_name import LONGEST, evaluation_name, run_name
 from imdb_train.config import ImdbConfig
 
 GROUP = "imdb_cory_tiny-algorithm=rloo-group_size=4"

@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from cory.cli.load import load, run_of_checkpoint
-from cory.run.record import named, yaml_text
+from cory.run.settings import named, yaml_text
 from imdb_train.config import ImdbConfig
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cory.resume.differences import FREE
+from cory.run.settings import FREE
 
 LONGEST = 80  # bytes of a name; a longer one ends in a hash
 
