@@ -52,7 +52,7 @@ class EarlyStopping(Callback):
         if _sum_of_rewards(rewards) > largest:
             self.best = {"iterations": iteration.index + 1, **rewards}
             self.waited = 0
-            save_agents(run, trainer.agents, run.folder / BEST)
+            save_agents(run, trainer.agents, BEST)
             return
         self.waited += 1
         if self.waited >= patience:

@@ -7,7 +7,6 @@ import statistics
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cory.agent import Agent
@@ -69,7 +68,7 @@ class Results(Callback):
 
     def _save(self, trainer: CoryTrainer, run: Run, agents: Sequence[Agent]) -> None:
         """Saves agents with their model cards."""
-        save_agents(run, agents, run.folder)
+        save_agents(run, agents)
         if run.writes:
             for agent in agents:
                 folder = run.folder / agent.name
@@ -82,12 +81,12 @@ class Results(Callback):
                 write_text(folder / "README.md", card)
 
 
-def save_agents(run: Run, agents: Sequence[Agent], folder: Path) -> None:
-    """Saves agents in folders of their names, in the place of those before. All processes must call this."""
+def save_agents(run: Run, agents: Sequence[Agent], subfolder: str = "") -> None:
+    """Saves agents in the run's folder, or one in it, in the place of those before. All processes must call this."""
     # The others only help to put sharded agents together.
-    with filled(folder) if run.writes else nullcontext(folder) as unfinished:
+    with filled(run.folder) if run.writes else nullcontext(run.folder) as unfinished:
         for agent in agents:
-            agent.save(unfinished / agent.name)
+            agent.save(unfinished / subfolder / agent.name)
 
 
 def _draw_curves(run: Run, first_role: str, note: str) -> None:
