@@ -167,7 +167,8 @@ class CoryTrainer:
             try:
                 iteration.stats = self.update(k, chain, rollouts, rewards)
             except NotFinite as error:
-                raise NotFinite(f"iteration {k + 1}: {error}") from None
+                error.args = (f"iteration {k + 1}: {error}",)
+                raise
         return iteration
 
     def generators(

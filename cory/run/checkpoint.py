@@ -182,7 +182,7 @@ def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]
     """
     record = asdict(config) | {"output": None, "resume": None}
     record |= {"fingerprint": dict(fingerprint), "versions": versions()}
-    return json.loads(json.dumps(record))  # type: ignore[no-any-return]  # as it is read again
+    return json.loads(json.dumps(record))  # as it is read again
 
 
 def _folder(config: Config, name: str) -> Path:

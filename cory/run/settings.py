@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 
 from cory.cli.yaml_file import read_yaml
+from cory.config import AgentConfig
 from cory.errors import UserError
 
 # How a run computes, which changes its numbers by rounding alone.
@@ -112,9 +113,7 @@ def _different_keys(
     return found
 
 
-def _without_devices(entries: Sequence[Mapping[str, Any]] | None) -> list[dict[str, Any]]:
+def _without_devices(entries: Sequence[Mapping[str, Any]] | None) -> list[AgentConfig]:
     """The entries of `agents` without their devices; empty if nothing is left of any of them."""
-    agents = [
-        {key: value for key, value in entry.items() if key != "device"} for entry in entries or []
-    ]
-    return agents if any(agents) else []
+    agents = [AgentConfig(**{**entry, "device": None}) for entry in entries or []]
+    return agents if any(agent != AgentConfig() for agent in agents) else []
