@@ -336,6 +336,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     text = page(judge(Path(args.results)))
     print(text)
     if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
         write_text(Path(args.out), text)
         print(f"Written to {args.out}")
 

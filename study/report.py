@@ -97,6 +97,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             f"expected runs and evaluations that can be read, got {args.folders} ({type(error).__name__}: {error})"
         ) from None
+    out.parent.mkdir(parents=True, exist_ok=True)
     write_page(out, page)
     print(f"Written to {out}")
 

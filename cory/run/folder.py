@@ -176,13 +176,15 @@ def filled(folder: Path) -> Iterator[Path]:
     ones; not if it raises.
     """
     unfinished = unfinished_folder(folder)
-    yield unfinished
-    for path in sorted(unfinished.iterdir()):
-        target = folder / path.name
-        if target.is_dir():  # one that is deleted in part would look whole
-            os.replace(target, unfinished / f"old-{path.name}")
-        os.replace(path, target)
-    shutil.rmtree(unfinished)
+    try:
+        yield unfinished
+        for path in sorted(unfinished.iterdir()):
+            target = folder / path.name
+            if target.is_dir():  # one that is deleted in part would look whole
+                os.replace(target, unfinished / f"old-{path.name}")
+            os.replace(path, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def flush(path: Path) -> None:
