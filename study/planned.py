@@ -65,12 +65,13 @@ class Planned:
         if not (self.folder / "metrics.jsonl").exists():
             return "begun"
         run = read(self.folder)
-        changed = _listed(differences(run.settings, self.settings))
+        changes = differences(run.settings, self.settings)
         planned = run.settings["iterations"]
         wanted = self.settings["iterations"]
         can_go_on = run.problems or any((self.folder / "checkpoints").glob("iter-*"))
         if planned > wanted or (planned < wanted and not can_go_on):
-            changed.append(f"iterations: {planned} -> {wanted}")
+            changes["iterations"] = (planned, wanted)
+        changed = _listed(changes)
         ended = run.stopped or run.iterations >= wanted
         finished = ended and not run.problems
         if finished and not changed:

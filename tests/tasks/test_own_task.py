@@ -626,7 +626,7 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     elsewhere = ("cory.train", "--config", "other.yaml", "--resume", "runs/my")
     assert "output: expected none, as a resumed run goes on in its" in command(*elsewhere).error
     status, _, error = command("cory.train", "--resume", "runs/my", "--iterations", "4")
-    assert status == 2 and "the source of the reward, rewards.py, or" in error
+    assert status == 2 and "fingerprint.reward_sha256" in error
 
 
 def test_a_split_is_its_own_file_and_its_parts(here):
