@@ -48,7 +48,7 @@ test-pythons:                 ## $(SHORT) under each of $(PYTHONS) that PATH has
 	done; if [ -n "$$failed" ]; then echo "failed under:$$failed"; exit 1; fi
 
 test-all: test test-slow test-pythons  ## all tests, and trainings that are killed and resumed
-	$(RUN) benchmarks/kills.py --kills 6
+	$(RUN) benchmarks/kills.py --kills 3 2
 
 lint: $(VENV)/.installed-dev  ## style and types
 	$(VENV)/bin/ruff check .

@@ -306,7 +306,7 @@ def make_agents(config: Config) -> list[Agent]:
     agents: dict[str, Agent] = {}
     for group in _groups_by_base(config, plans):
         agents_of_base = _make_agents_of_base(group, engine)
-        distributed.fail_together(agents_of_base[0].check_model)
+        agents_of_base[0].check_model()
         agents |= {agent.name: agent for agent in agents_of_base}
     return [agents[plan.name] for plan in plans]
 

@@ -26,7 +26,7 @@ from cory.parallel.devices import choose_device
 from cory.prompts import check_prompt
 from cory.report.escape import one_line, printable
 from cory.rewards import score_by_function, score_chains
-from cory.run.record import named, read_settings
+from cory.run.settings import named, read_settings
 from cory.task_kinds import kind_of_run, run_config
 
 

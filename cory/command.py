@@ -51,7 +51,7 @@ def main(work: Callable[[], None]) -> None:
         work()
         _end_process_group()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -43,26 +43,17 @@ from cory.errors import UserError
 
 # How a run computes, which changes its numbers by rounding alone.
 ROUNDING = frozenset({"device", "ppo.micro_batch", "model.gradient_checkpointing"})
-# Keys, and blocks, that change nothing else of what a run computes: how far, where, and who watches.
-FREE = frozenset(
-    {
-        "iterations",  # unless the learning rate depends on it
-        "output",
-        "resume",
-        "tracker",
-        "sample_every",
-        "eval_every",
-        "eval_queries",
-        "callbacks",
-        "task.metrics",
-        "task.extract",
-        "checkpoint",
-        "parallel",
-        "sampling.engine",
-        "sampling.engine_url",
-        *ROUNDING,
-    }
-)
+# Keys, and blocks, that may differ when a run continues: how far it goes (with a constant learning rate), where, and
+# who watches.
+FREE = ROUNDING | {
+    "iterations",
+    "output",
+    "resume",
+    "tracker",
+    "checkpoint",
+    "sample_every",
+    "sampling.engine_url",
+}
 
 S = TypeVar("S", bound="Settings")
 # Placeholders of templates, which no role may be called.
@@ -587,8 +578,8 @@ class Config(Settings):
         device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda or cuda:N.
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue from its newest checkpoint: its folder, from which settings are read; or
-            `auto`: the newest run with these settings, else a new run. null: a new run.
-        tracker: Where metrics go besides the run's folder. wandb needs an account, or the variable WANDB_MODE=offline.
+            `auto`: the run in `output` if it has a checkpoint, else a new run there. null: a new run.
+        tracker: Where metrics and sample texts go besides the run's folder. wandb works offline without an account.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.

@@ -1,4 +1,4 @@
-"""Errors: those that the user can fix, and an update that is not finite."""
+"""Errors that the user can fix."""
 
 import errno
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ def one_of(where: str, names: Sequence[str], came: Any) -> None:
     expect(came in names, where, f"one of {', '.join(names)}", came)
 
 
-class NotFinite(Exception):
+class NotFinite(UserError):
     """A loss or gradient of an update is not finite; the weights are as before that optimizer step."""
 
 
@@ -38,9 +38,3 @@ def is_disk_full(error: BaseException) -> bool:
     """Whether an error says that the disk is full; safetensors and tokenizers say it in the text alone."""
     in_text = any(f"(os error {number})" in str(error) for number in FULL)
     return in_text or (isinstance(error, OSError) and error.errno in FULL)
-
-
-def is_not_written(error: BaseException) -> bool:
-    """Whether an error is one of writing files, for whatever reason, also in another process."""
-    elsewhere = getattr(error, "of_writing", False)
-    return elsewhere or isinstance(error, OSError) or "(os error " in str(error)

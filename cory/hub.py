@@ -29,7 +29,8 @@ from cory.plural import counted
 from cory.prompts import RolePrompts
 from cory.report.escape import markdown, printable
 from cory.report.tables import interval_rows, markdown_table
-from cory.run.record import finished_iterations, named, read_settings
+from cory.run.folder import finished_iterations
+from cory.run.settings import named, read_settings
 from cory.task_kinds import run_config
 from cory.yaml_file import yaml_text
 

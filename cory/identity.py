@@ -1,9 +1,9 @@
 """What a run is made of, as its config.yaml records it: models, the reward's source, data, versions. Importing this
 does not import torch.
 
-A model of the Hub is identified by its commit. A local folder is identified by the SHA-256 of its configuration and
-tokenizer files, and of the names, the headers and 64 KiB of each tensor of its weights. Modification times do not
-count, so a copy is the same model. Reading so little takes under a second, also for seven billion parameters.
+A model of the Hub is identified by its commit, a local folder by the SHA-256 of its weights: the names of their files,
+the headers, and 64 KiB of each tensor. Modification times do not count, so a copy is the same model. Reading so little
+takes under a second, also for seven billion parameters.
 """
 
 import functools
@@ -12,8 +12,7 @@ import inspect
 import json
 import platform
 import subprocess
-import tokenize
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -26,24 +25,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 CHUNK = 32 * 1024  # bytes read at the beginning and at the end of each tensor
-# What decides on a model's numbers besides its weights: architecture, adapter, end tokens, tokenizer, chat template.
-TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "adapter_config.json",
-    "tokenizer*",
-    "vocab.*",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "*.model",
-)
 WEIGHTS = ("*.safetensors", "*.bin")
 # By the setting that names the model: its `name`, and its `identity`.
 Models = dict[str, dict[str, Any]]
 ROWS_AT_ONCE = 10_000  # rows of a data set that are in memory at a time
-PLAIN = (bool, int, float, str, bytes, type(None))
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets")
 
 
@@ -118,51 +103,35 @@ def _base_of_adapter(folder: Path) -> tuple[str | None, str | None]:
 
 
 def _folder_hash(folder: Path) -> str:
-    """The start of the SHA-256 of what identifies the model in a folder."""
+    """The start of the SHA-256 of what identifies the weights in a folder."""
     digest = hashlib.sha256()
-    for file in _matching(folder, TEXT_FILES):
-        digest.update(f"{file.name}\0".encode())
-        digest.update(file.read_bytes())
-    for file in _matching(folder, WEIGHTS):
+    for file in sorted(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
         for part in _parts_of_weights(file):
             digest.update(part)
     return digest.hexdigest()[:16]
 
 
-def _matching(folder: Path, patterns: tuple[str, ...]) -> list[Path]:
-    files = {file for pattern in patterns for file in folder.glob(pattern) if file.is_file()}
-    return sorted(files)
-
-
 def _parts_of_weights(file: Path) -> Iterator[bytes]:
-    """The header of a safetensors file, and the beginning and the end of each tensor; of other files even samples."""
+    """The header of a safetensors file, and the beginning and the end of each tensor; those of another file."""
     with open(file, "rb") as stream:
         size = file.stat().st_size
-        spans = [
-            (start, min(start + 2 * CHUNK, size))
-            for start in range(0, size, max(2 * CHUNK, size // 1000))
-        ]
+        spans = [(0, size)]
         if file.suffix == ".safetensors":
             length = int.from_bytes(stream.read(8), "little")
             header = stream.read(min(length, size))
             yield header
-            try:
-                tensors = {
-                    key: value for key, value in json.loads(header).items() if key != "__metadata__"
-                }
+            # A damaged header is one span; loading the model reports it.
+            with suppress(ValueError, LookupError, TypeError, AttributeError):
+                tensors = json.loads(header)
+                tensors.pop("__metadata__", None)
                 offsets = [tensor["data_offsets"] for tensor in tensors.values()]
                 spans = [(8 + length + start, 8 + length + end) for start, end in offsets]
-            except (ValueError, LookupError, TypeError, AttributeError):
-                # Damaged; loading it reports what is wrong.
-                pass
         for start, end in sorted(spans):
             stream.seek(start)
             yield stream.read(min(CHUNK, end - start))
-            if end - start > CHUNK:
-                last = max(start + CHUNK, end - CHUNK)
-                stream.seek(last)
-                yield stream.read(end - last)
+            stream.seek(max(start, end - CHUNK))
+            yield stream.read(min(CHUNK, end - start))
 
 
 def function_name(function: Callable[..., Any]) -> str:
@@ -175,47 +144,28 @@ def function_name(function: Callable[..., Any]) -> str:
 
 
 def source_hash(function: Callable[..., Any]) -> str:
-    """The start of the SHA-256 of a function's source, and of the plain values that it closes over
-    or is bound to.
+    """The start of the SHA-256 of the file that defines a function, or the class of a callable object.
 
-    What the function calls is not covered. For a callable object: the source of its class and its
-    plain attributes.
+    What the file imports is not covered. Empty for a function without a file, as one that is typed at a prompt or in a
+    notebook.
     """
-    values: list[Any] = []
     while isinstance(function, functools.partial):
-        values += [*function.args, *sorted(function.keywords.items())]
         function = function.func
     function = inspect.unwrap(function)
-    values += [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
-    values += getattr(function, "__defaults__", None) or ()
     code = function if hasattr(function, "__qualname__") else type(function)
-    if code is not function:
-        values += sorted(vars(function).items())
     try:
-        source = inspect.getsource(code)
-    except (OSError, TypeError, SyntaxError, tokenize.TokenError):  # builtin, or typed at a prompt
-        bytecode = getattr(getattr(code, "__code__", None), "co_code", code.__qualname__.encode())
-        source = bytecode.hex()
-    return _digest([source, repr([value for value in values if _is_plain(value)])])
+        source = Path(inspect.getfile(code)).read_bytes()
+    except (OSError, TypeError):
+        return ""
+    return hashlib.sha256(source).hexdigest()[:16]
 
 
 def data_hash(rows: "Dataset") -> str:
     """The start of the SHA-256 of a dataset's rows, in their order."""
-    chunks = (rows[start : start + ROWS_AT_ONCE] for start in range(0, len(rows), ROWS_AT_ONCE))
-    return _digest(
-        json.dumps(chunk, default=lambda value: type(value).__name__) for chunk in chunks
-    )
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value's text is the same in every process."""
-    return isinstance(value, PLAIN) or (isinstance(value, tuple) and all(map(_is_plain, value)))
-
-
-def _digest(texts: Iterable[str]) -> str:
     digest = hashlib.sha256()
-    for text in texts:
-        digest.update(text.encode())
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        chunk = rows[start : start + ROWS_AT_ONCE]
+        digest.update(json.dumps(chunk, default=lambda value: type(value).__name__).encode())
     return digest.hexdigest()[:16]
 
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from cory.command import as_config
 from cory.config import Config
 from cory.errors import UserError
-from cory.run.record import read_settings
+from cory.run.settings import read_settings
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -1,9 +1,8 @@
 """CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
 
-import itertools
+import shutil
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,24 +12,21 @@ from datasets import Dataset
 
 from cory.agent import Agent
 from cory.callbacks import Callback, in_order
-from cory.callbacks.checkpoints import Checkpoints
 from cory.config import Config
 from cory.credit import assign_credit
-from cory.errors import UserError
+from cory.errors import NotFinite, UserError
 from cory.identity import data_hash, policy_models
 from cory.iteration import Batch, Iteration, repeated
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
-from cory.opening import explaining_errors, find_run, finished_run, open_run
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.prompts import fit_responses
-from cory.resume.advice import resume_command
-from cory.resume.checkpoint import RunState
 from cory.rewards import Scores, score_by_function, score_chains
+from cory.run.checkpoint import CALLBACK, RunState, open_run, resume_command, save
 from cory.run.clock import timed
-from cory.run.folder import Run, run_record
+from cory.run.folder import Run
 from cory.run.signals import Interrupted, Signals
 from cory.schedule import RoleSchedule
 from cory.streams import Purpose, Stream, response_limit
@@ -54,11 +50,8 @@ class CoryTrainer:
         schedule: which agent has which role at which iteration.
         callbacks: all that watch the run, in their order (`cory/callbacks/__init__.py`).
         run: the folder of the run and its history, while it trains and afterwards.
-        state: what checkpoints save besides the agents.
+        state: how far the run is.
         should_stop: set to True, it ends the run after the current iteration.
-        failure: an error that does not concern the current iteration's own numbers, such as one of its held-out
-            evaluation; it is raised when the iteration is saved.
-        signal: the number of the signal that ends the run, if one does.
 
     Raises:
         UserError: the agents, the data or the prompts do not fit the settings; raised before
@@ -66,10 +59,6 @@ class CoryTrainer:
     """
 
     run: Run
-    signals: Signals
-    should_stop: bool
-    failure: Exception | None
-    signal: int | None
 
     def __init__(
         self,
@@ -96,58 +85,51 @@ class CoryTrainer:
             length=config.cory.num_roles,
             exchange=config.cory.exchange,
         )
-        self.checkpoints = Checkpoints()
-        self.callbacks = in_order(callbacks, self.checkpoints)
+        self.callbacks = in_order(callbacks)
         self.state = RunState()
+        self.should_stop = False
         check_fits(config, self.agents, self.task, self.eval_dataset)
 
     def train(self) -> Run:
-        """Runs all iterations that are left, then saves curves, summary and agents in the run's
-        `.folder`. A finished run is returned as it is, and the agents stay untrained: its own are
-        in the folder.
+        """Runs the iterations that are left, then saves curves, summary and agents in the run's `.folder`.
+
+        A finished run is returned as it is, and the agents stay untrained: its own are in the folder. A trainer trains
+        once.
 
         Raises:
-            UserError: `config.resume` names no run that can be continued; a reward is not finite;
-                the loss or gradient of an update is not finite.
+            UserError: `config.resume` names no run that can be continued; the loss or gradient of an update is not
+                finite.
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
-        self.should_stop = False
-        self.failure = None
-        self.signal = None
-        # The folder's lock is held until all is written.
-        with ExitStack() as exits:
-            record = run_record(self.config, self.fingerprint())
-            resumed = find_run(self, record, exits)
-            if resumed is not None and resumed.finished:
-                self.run = finished_run(self, record, resumed)
+        if hasattr(self, "run"):
+            raise UserError("train: expected a new trainer, got one that has trained already")
+        signal = 0
+        with open_run(self) as self.run, Signals() as signals:
+            if self.run.finished:
                 return self.run
-
-            self.signals = exits.enter_context(Signals())
-            self.state, self.run = open_run(self, record, resumed, exits)
+            self._share_folder_with_engine()
             for agent in self.agents:
-                agent.date = self.state.config["date"]
-            with self._explaining_errors("the beginning of the run"):
-                self._notify("on_train_begin", self.run)
+                agent.date = self.run.record["date"]
+            self._notify("on_train_begin", self.run)
 
             for k in self._iterations_left():
-                with self._explaining_errors(f"iteration {k + 1}"):
-                    with self.checkpoints.saved_on_error(self):
-                        self._notify("on_iteration_begin", k)
-                        result = self.iteration(k)
-                    try:
-                        self._notify("on_iteration_end", result)
-                    finally:  # also where a callback misses what has failed
-                        if self.failure is not None:
-                            raise self.failure
-                if self.should_stop:  # the same in all processes, see the callback `Stopping`
+                self._notify("on_iteration_begin", k)
+                iteration = self.iteration(k)
+                self.state.iteration = k + 1
+                self._notify("on_iteration_end", iteration)
+
+                # All processes leave the loop together, whichever of them was asked to.
+                signal = int(distributed.all_reduce_max(signals.received or 0))
+                stops = self._stops() or signal > 0
+                if stops or self._checkpoint_is_due():
+                    self._save_checkpoint()
+                if stops:
                     break
 
-            if self.signal is not None:
+            if signal:
                 self.run.say(f"Continue with: {resume_command(self.run.folder)}")
-                raise Interrupted(128 + self.signal)
-
-            with self._explaining_errors("the end of the run"):
-                self._notify("on_train_end", self.run)
+                raise Interrupted(128 + signal)
+            self._notify("on_train_end", self.run)
         return self.run
 
     def iteration(self, k: int) -> Iteration:
@@ -187,7 +169,11 @@ class CoryTrainer:
 
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
-            iteration.stats = self.update(k, chain, rollouts, rewards)
+            try:
+                iteration.stats = self.update(k, chain, rollouts, rewards)
+            except NotFinite as error:
+                error.args = (f"iteration {k + 1}: {error}",)
+                raise
         return iteration
 
     def generators(
@@ -236,9 +222,7 @@ class CoryTrainer:
             for name, values in batch.columns_of(role).items():
                 columns[name] += values
         prompts = columns.pop("prompt")
-        scores = distributed.fail_together(
-            lambda: score_by_function(self.task.reward, prompts, completions, columns)
-        )
+        scores = score_by_function(self.task.reward, prompts, completions, columns)
         return scores.split([len(rollout.completions) for rollout in rollouts])
 
     def score_chains(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor | None:
@@ -254,7 +238,7 @@ class CoryTrainer:
         prompts = columns.pop("prompt")
         responses = [*batch.earlier_responses(last, rollouts), rollouts[last].completions]
         chains = list(zip(*responses, strict=True))
-        return distributed.fail_together(lambda: score_chains(team, prompts, chains, columns))
+        return score_chains(team, prompts, chains, columns)
 
     def training_rewards(
         self,
@@ -403,36 +387,41 @@ class CoryTrainer:
 
     # The run and its callbacks
 
+    def _notify(self, event: str, argument: Run | Iteration | int) -> None:
+        """Calls the method `event` of all callbacks, in their order."""
+        for callback in self.callbacks:
+            getattr(callback, event)(self, argument)
+
     def _iterations_left(self) -> range:
         """None where a guard or a callback has ended the run, which was then interrupted before all was saved."""
         if self.state.stopped_by is not None:
             return range(0)
         return range(self.state.iteration, self.config.iterations)
 
-    def _notify(self, event: str, argument: Run | Iteration | int) -> None:
-        """Calls the method `event` of all callbacks that override it, in their order.
+    def _stops(self) -> bool:
+        """Whether the run ends after this iteration; all processes decide the same, and note by what it ended early."""
+        done = self.state.iteration
+        total = self.config.iterations
+        self.should_stop = distributed.all_reduce_max(self.should_stop) > 0
+        if done == total:
+            self.state.stopped_by = None  # nothing was left to end
+            return True
+        if self.should_stop:
+            self.state.stopped_by = self.state.stopped_by or CALLBACK
+            self.run.say(f"The run ends here, after iteration {done} of {total}.")
+        return self.should_stop
 
-        Runs consecutive non-collective callbacks, then checks that none failed in any process. Collective callbacks
-        synchronise themselves.
-        """
+    def _checkpoint_is_due(self) -> bool:
+        every = self.config.checkpoint.save_every
+        return every > 0 and self.state.iteration % every == 0
 
-        def call(callbacks: list[Callback]) -> None:
-            for callback in callbacks:
-                getattr(callback, event)(self, argument)
+    def _save_checkpoint(self) -> None:
+        keep = self.config.checkpoint.keep
+        save(self.run, self.state, self.trained_agents, self.callbacks, keep)
 
-        overriding = [callback for callback in self.callbacks if _overrides(callback, event)]
-        for collective, consecutive in itertools.groupby(
-            overriding, lambda callback: callback.collective
-        ):
-            if collective:
-                call(list(consecutive))
-            else:
-                distributed.fail_together(partial(call, list(consecutive)))
-
-    def _explaining_errors(self, part: str) -> AbstractContextManager[None]:
-        return explaining_errors(self.run, self.config, part)
-
-
-def _overrides(callback: Callback, event: str) -> bool:
-    """Whether a callback has the method `event` itself."""
-    return getattr(type(callback), event) is not getattr(Callback, event)
+    def _share_folder_with_engine(self) -> None:
+        """Makes an engine take over weights through the run's folder."""
+        engine = self.agents[0].engine  # that of all agents
+        if engine is not None:
+            engine.folder = self.run.folder / ".engine"
+            self.run.exits.callback(shutil.rmtree, engine.folder, ignore_errors=True)

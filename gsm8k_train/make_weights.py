@@ -19,7 +19,7 @@ from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation.responses import respond
 from cory.models.load import load_policy
 from cory.prompts import fill
-from cory.run.output import filled
+from cory.run.folder import new_folder
 from gsm8k_train import toy
 from gsm8k_train.config import PIONEER
 from gsm8k_train.task import rule_reward
@@ -69,8 +69,7 @@ def measure(folder: Path = toy.POLICY.parent) -> dict[str, float]:
 def command_line() -> None:
     """See the module."""
     if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
-        with filled(Path(sys.argv[1])) as folder:
-            make(folder)
+        make(new_folder(sys.argv[1], "weights"))
         print(f"Done. To ship it, copy {sys.argv[1]} to gsm8k_train/weights")
     elif len(sys.argv) == 1:
         print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))

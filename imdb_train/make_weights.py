@@ -23,7 +23,7 @@ from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation.responses import respond
 from cory.models.load import load_policy
 from cory.rewards import Classifier
-from cory.run.output import filled
+from cory.run.folder import new_folder
 from imdb_train import toy
 from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
 
@@ -111,8 +111,7 @@ def command_line() -> None:
     if sys.argv[1:] == ["tiny_large"]:
         print(f"The larger policy: {large()}")
     elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
-        with filled(Path(sys.argv[1])) as folder:
-            make(folder)
+        make(new_folder(sys.argv[1], "weights"))
         print(f"Done. To ship it, copy {sys.argv[1]} to imdb_train/weights")
     elif len(sys.argv) == 1:
         print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))

@@ -21,9 +21,8 @@ from typing import Any
 from cory.command import BESIDE_SETTINGS, Arguments, as_config, main
 from cory.errors import UserError
 from cory.identity import versions
-from cory.run.jsonl import read_rows
-from cory.run.output import replace_text
-from cory.run.record import read_settings
+from cory.run.folder import read_rows, write_text
+from cory.run.settings import read_settings
 from cory.task_kinds import find_kind
 from study.frozen import frozen_at
 from study.planned import FIRST_RUN
@@ -60,7 +59,7 @@ def keep(run: Path, out: Path, threads: int) -> None:
         "settings": kept,
         "records": read_rows(run / "metrics.jsonl")[:RECORDS],
     }
-    replace_text(out / FIRST_RUN, json.dumps(content, indent=1) + "\n")
+    write_text(out / FIRST_RUN, json.dumps(content, indent=1) + "\n")
 
 
 def _is_local(value: Any) -> bool:

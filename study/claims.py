@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.plural import counted
-from cory.run.output import check_result_file, replace_text
+from cory.run.folder import write_text
 from study.estimates import (
     CORY,
     PPO,
@@ -330,12 +330,11 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", default="results", help="Folder of the experiments' results")
     parser.add_argument("--out", help="File for the page. Default: print it only")
     args = parser.parse_args(argv)
-    if args.out:
-        check_result_file(Path(args.out), HEAD.splitlines()[0])
     text = page(judge(Path(args.results)))
     print(text)
     if args.out:
-        replace_text(Path(args.out), text)
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        write_text(Path(args.out), text)
         print(f"Written to {args.out}")
 
 

@@ -8,7 +8,6 @@
 Runs whose settings differ in their seed alone form a group. Definitions: docs/metrics.md, "Comparison".
 """
 
-import csv
 import html
 from collections.abc import Callable, Container, Sequence
 from filecmp import cmp
@@ -19,16 +18,15 @@ from typing import TYPE_CHECKING
 from cory.command import Arguments, main
 from cory.errors import UserError, expect
 from cory.plural import counted
-from cory.run.output import check_results_folder, staged
+from cory.run.folder import filled
 from study.frozen import frozen_at
 
 if TYPE_CHECKING:
     from study.frame import Study
 
-# Of every comparison; the first marks its folder.
+# Of every comparison.
 FILES = ("comparison.md", "runs.csv", "metrics.csv.gz", "final.csv", "held_out.csv", "curves.png", "paths.png",
          "held_out.png", "pass_at_k.png", "over.png", "frontier.png", "report.html")  # fmt: skip
-RUN_COLUMNS = {"experiment", "scale", "group", "seed"}  # of every runs.csv
 CURVES_NOTE = (
     "Running means over up to 10 iterations; bands are 95 % intervals, of three runs or more."
 )
@@ -39,26 +37,11 @@ EQUAL_REWARD_NOTE = (
 
 
 def check_out(out: Path) -> None:
-    """Raises a UserError if a comparison cannot be written into `out`: a file, or a folder with other results.
-
-    A folder with runs.csv of an experiment may take more of them without comparison.md, as those of the repository, but
-    for one whose page is frozen.
-    """
+    """Raises a UserError if the results in `out` are frozen."""
     if commit := frozen_at(out / "README.md"):
         raise UserError(
             f"--out: expected a folder whose results are not frozen, got {str(out)!r}, frozen at {commit}"
         )
-    if not _has_runs(out / "runs.csv"):
-        check_results_folder(out, FILES)
-
-
-def _has_runs(file: Path) -> bool:
-    """Whether a file is the runs.csv of a comparison."""
-    try:
-        with file.open(newline="", encoding="utf-8") as lines:
-            return set(next(csv.reader(lines), [])) >= RUN_COLUMNS
-    except (OSError, UnicodeDecodeError):
-        return False
 
 
 def write(
@@ -81,14 +64,14 @@ def write(
         comparison.md.
 
     Raises:
-        UserError: `out` is a file, or a folder with results of another kind.
+        UserError: the results in `out` are frozen.
     """
     from study.frame import write_study
     from study.report import write_comparison_page
 
     check_out(out)
     out.mkdir(parents=True, exist_ok=True)
-    with staged(out) as complete:
+    with filled(out) as complete:
         write_study(study, complete)
         for name, draw in figures(study, role).items():
             draw(complete / name)

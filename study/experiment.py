@@ -30,8 +30,8 @@ from cory.command import Arguments, main
 from cory.errors import UserError, expect, one_of
 from cory.identity import is_local, versions
 from cory.plural import counted
-from cory.resume.differences import differences
-from cory.run.output import LOCK, locked, replace_text
+from cory.run.folder import locked
+from cory.run.settings import differences
 from cory.run.signals import HANGUP
 from study import local_engine, ray_engine
 from study.compare import check_out, write
@@ -251,10 +251,6 @@ def command_line(argv: Sequence[str] | None = None) -> None:
 
     with _alone("--runs", home), _alone("--out", out):
         results.check_rows()
-        if not (out / "comparison.md").exists():  # which marks a folder of results
-            replace_text(
-                out / "comparison.md", f"# {experiment.title}\n\nNot all runs have ended.\n"
-            )
         results.take_rows()
         failed = _evaluate(to_evaluate, results, args.discard_agents)
         failed |= _make(missing, begun, results, engine, args.discard_agents)
@@ -392,7 +388,7 @@ def _write(
             continue
         record = read(item.folder)
         # The row may have been made elsewhere, and the folder hold a run of other settings.
-        if not list(differences(record.settings, item.settings)):
+        if not differences(record.settings, item.settings):
             study.records.append(record)
     missing = _missing_runs(results.planned, study.runs)
     missing += [
@@ -497,7 +493,7 @@ def _alone(flag: str, folder: Path) -> Iterator[None]:
         raise UserError(
             f"{flag}: expected a folder that can be written, got {str(folder)!r} ({error})"
         ) from None
-    with locked(folder, LOCK):
+    with locked(folder):
         yield
 
 

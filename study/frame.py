@@ -21,7 +21,7 @@ import pandas as pd
 
 from cory.config import role_name
 from cory.errors import UserError, expect
-from cory.run.output import replacing
+from cory.run.folder import write_bytes
 from study.groups import DATA, Group, folders, group, method, single, typical, varying
 from study.records import Record, flat, shown
 
@@ -420,8 +420,7 @@ def write_study(study: Study, folder: Path) -> None:
         content = frame.to_csv(index=False, float_format="%.6g").encode()
         if name == METRICS_FILE:
             content = gzip.compress(content, mtime=0)  # the same rows give the same bytes
-        with replacing(folder / name) as partial:
-            partial.write_bytes(content)
+        write_bytes(folder / name, content)
 
 
 def read_study(folder: Path) -> Study:

@@ -8,11 +8,23 @@ from typing import Any, NamedTuple
 
 from cory.config import ROUNDING
 from cory.errors import UserError
-from cory.resume.differences import FREE, differences
+from cory.run.settings import FREE, differences
 from study.records import Record, flat, num_agents, num_roles
 
 # Hash and length of a run's data. Queries may be drawn from the seed, as IMDB's are, so only runs of one seed compare.
 DATA = ("fingerprint.dataset_sha256", "fingerprint.rows")
+# Settings that do not make another group: as a run may change them when it continues, but for rounding, and what a run
+# is watched by, and how its processes share the work.
+UNRELATED = (FREE - ROUNDING) | {
+    "callbacks",
+    "eval_every",
+    "eval_queries",
+    "fingerprint.held_out_sha256",
+    "parallel",
+    "sampling.engine",
+    "task.extract",
+    "task.metrics",
+}
 
 
 class Group(NamedTuple):
@@ -123,8 +135,7 @@ def typical(runs: Sequence[Record]) -> dict[str, Any]:
 
 def changed(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """The dotted keys in which two runs differ, of those that matter, data apart (`other_data`)."""
-    keys = [change.key for change in differences(a, b, FREE - ROUNDING)]
-    return [key for key in keys if key not in DATA]
+    return [key for key in differences(a, b, UNRELATED) if key not in DATA]
 
 
 def same(a: Mapping[str, Any], b: Mapping[str, Any], apart_from: Sequence[str] = ("seed",)) -> bool:

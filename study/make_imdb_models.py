@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cory.command import Arguments, main
 from cory.errors import expect
-from cory.run.output import replace_text
+from cory.run.folder import write_text
 
 VOCABULARY = 8192
 PIECES_PER_REVIEW = 4  # of a training review, for the classifier to read
@@ -105,7 +105,7 @@ def make(
     chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
     with torch.no_grad():
         quality = measure(folder, [test[i] for i in chosen], [test_labels[i] for i in chosen])
-    replace_text(folder / "quality.json", json.dumps(quality, indent=2))
+    write_text(folder / "quality.json", json.dumps(quality, indent=2))
     return quality
 
 

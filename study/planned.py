@@ -1,6 +1,6 @@
 """One run of an experiment, and whether its folder has it already."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from cory.errors import UserError
 from cory.evaluation.agents import agent_folders
 from cory.identity import model_identity
-from cory.resume.differences import differences, in_words
+from cory.run.settings import differences
 from study.groups import Group, group_name, value_of
 from study.records import read
 from study.scripts import ROOT
@@ -65,16 +65,17 @@ class Planned:
         if not (self.folder / "metrics.jsonl").exists():
             return "begun"
         run = read(self.folder)
-        changed = dict.fromkeys(map(str, differences(run.settings, self.settings)))
+        changes = differences(run.settings, self.settings)
         planned = run.settings["iterations"]
         wanted = self.settings["iterations"]
         can_go_on = run.problems or any((self.folder / "checkpoints").glob("iter-*"))
         if planned > wanted or (planned < wanted and not can_go_on):
-            changed[f"iterations: {planned} -> {wanted}"] = None
+            changes["iterations"] = (planned, wanted)
+        changed = _listed(changes)
         ended = run.stopped or run.iterations >= wanted
         finished = ended and not run.problems
         if finished and not changed:
-            changed = dict.fromkeys(self._changed_files(run.settings))
+            changed = list(self._changed_files(run.settings))
         if changed:
             raise UserError(
                 f"{self.folder}: expected a run of this experiment, got one of other settings ({'; '.join(changed)}). "
@@ -93,7 +94,7 @@ class Planned:
     def _changed_files(self, recorded: dict[str, Any]) -> Iterator[str]:
         """What has changed since a run of these settings recorded it: rewards, data, and the folders of its models."""
         now = self.settings | {"fingerprint": self.fingerprint()}
-        yield from in_words(list(differences(recorded, now)), recorded, now)
+        yield from _listed(differences(recorded, now))
         models = (recorded.get("fingerprint") or {}).get("models") or {}
         for key, model in models.items():
             folder = (self.cwd or Path()) / model["name"]
@@ -102,3 +103,8 @@ class Planned:
                 continue
             if model["identity"] not in (None, model_identity(str(folder))):
                 yield f"the model {model['name']} of {key} has changed"
+
+
+def _listed(changes: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    """Differences of two runs, for a message."""
+    return [f"{key}: {old!r} -> {new!r}" for key, (old, new) in changes.items()]

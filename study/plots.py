@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from cory.report.plots import COLOURS, CURVE_TITLES, SMOOTHING, colours
-from cory.run.output import replacing
+from cory.run.folder import write_bytes
 from study.comparison import labels, points
 from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import BASE, Study, passes
@@ -407,5 +407,6 @@ def save(figure: Figure, path: Path) -> None:
     drawn = BytesIO()
     figure.savefig(drawn, dpi=130)
     plt.close(figure)
-    with replacing(path) as partial:
-        Image.open(drawn).convert("RGB").quantize(256).save(partial, "PNG", optimize=True)
+    stored = BytesIO()
+    Image.open(drawn).convert("RGB").quantize(256).save(stored, "PNG", optimize=True)
+    write_bytes(path, stored.getvalue())

@@ -10,7 +10,7 @@ from typing import Any
 from cory.errors import UserError
 from cory.plural import counted
 from cory.report.summary import CURVES
-from cory.run.record import read_settings
+from cory.run.settings import read_settings
 
 
 @dataclass

@@ -16,9 +16,9 @@ from pathlib import Path
 from cory.command import Arguments, main
 from cory.evaluation.folder import read_responses
 from cory.plural import counted
-from cory.report.page import MARK, NAME, Page, Table, render, run_page, write_or_warn
+from cory.report.page import NAME, Page, Table, render, run_page, write_or_warn
 from cory.report.tables import interval_rows
-from cory.run.output import check_result_file, replace_text
+from cory.run.folder import write_text
 from study import comparison, held_out
 from study.caveats import caveats
 from study.cells import TITLES
@@ -95,7 +95,7 @@ def write_report(folder: Path) -> None:
         records,
         evaluation["settings"]["shown"],
     )
-    replace_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
+    write_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
 
     from cory.report.plots import svg
     from study.plots import plot_bars, plot_pass_at_k
@@ -110,7 +110,7 @@ def write_report(folder: Path) -> None:
     draw(folder / name)
     page = make_page(None, [folder], folder.name)
     page.figures.append(svg(draw))
-    replace_text(folder / NAME, render(page))
+    write_text(folder / NAME, render(page))
     print(f"\nTables, texts and figure are in {folder}; {NAME} shows them")
 
 
@@ -132,12 +132,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     runs = [read(path) for path in find(patterns)]
     is_single = len(runs) == 1 and not evaluations
     out = Path(args.out) if args.out else (runs[0].folder if is_single else Path("runs")) / NAME
-    check_result_file(out, MARK)
     if is_single:
         page = run_page(runs[0].folder, method(runs[0].settings), runs[0].problems)
     else:
         page = make_page(of_records(runs) if runs else None, evaluations, "Report")
-    replace_text(out, render(page))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_text(out, render(page))
     print(f"Written to {out}")
 
 

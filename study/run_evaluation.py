@@ -11,7 +11,7 @@ from typing import Any
 
 from cory.errors import UserError
 from cory.evaluation.agents import run_agents
-from cory.run.output import replace_text
+from cory.run.folder import write_text
 from study.planned import Planned
 from study.processes import die_with_parent, environment
 from study.scripts import ROOT, is_module, start
@@ -49,7 +49,7 @@ class RunEvaluation:
             return base + rows
         rows = self._evaluate(item, [str(item.folder)])
         content = {"command": self.command, "run": str(item.folder)}
-        replace_text(self.folder / FIRST, json.dumps(content))
+        write_text(self.folder / FIRST, json.dumps(content))
         return rows
 
     def needs_agents_of(self, item: Planned) -> bool:

@@ -3,8 +3,10 @@
 Real architectures, a minute or a few on two CPU cores. The tasks' `make_weights.py` bring the texts.
 """
 
+import os
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.nn.functional as F
@@ -18,9 +20,8 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from cory.errors import UserError
 from cory.models.load import quiet
-from cory.run.output import filled
+from cory.run.folder import UNFINISHED, new_folder
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
@@ -30,20 +31,20 @@ def cached(target: Path, build: Callable[[Path], None]) -> Path:
     """The folder `target` of a model, which `build` fills unless it is there already: either complete or absent.
 
     Args:
-        build: called with an empty folder, which is renamed into place when it returns. Two processes that build at
-            once both succeed: the first rename wins and the later result, which is equal, is thrown away.
+        build: called with an empty folder, which is renamed when it returns.
 
     Raises:
-        UserError: `target` is a file, or a folder that holds something else.
+        UserError: `target` holds something else.
     """
     if is_model(target):
         return target
-    try:
-        with filled(target) as partial:
-            build(partial)
-    except UserError:
-        if not is_model(target):
-            raise
+    new_folder(str(target), target.name)  # refuses other content
+    with TemporaryDirectory(dir=target.parent, prefix=UNFINISHED) as unfinished:
+        model = Path(unfinished, "model")
+        model.mkdir()
+        build(model)
+        target.rmdir()
+        os.replace(model, target)
     return target
 
 

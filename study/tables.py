@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from cory.command import Arguments, main
 from cory.errors import UserError
-from cory.run.output import replace_text
+from cory.run.folder import write_text
 from study.cells import Rows
 from study.frozen import frozen_at
 
@@ -230,7 +230,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         if made != text:
             differ.append(str(path.relative_to(ROOT)))
             if not args.check:
-                replace_text(path, made)
+                write_text(path, made)
     if args.check and differ:
         raise UserError(
             f"expected the tables that python -m study.tables writes, got others in {', '.join(differ)}"

@@ -28,7 +28,7 @@ from cory.command import load
 from cory.errors import UserError
 from cory.evaluation.command import parse_settings
 from cory.parallel import distributed
-from cory.run.jsonl import read_rows
+from cory.run.folder import read_rows
 from gsm8k_train.config import GSM8K, Gsm8kConfig
 from imdb_train.config import IMDB, ImdbConfig
 from study.experiment import command_line as experiment

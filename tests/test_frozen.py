@@ -48,7 +48,6 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, changes):
     for path in (folder / "checkpoints").iterdir():
         assert sorted(file.name for file in path.iterdir()) == [
             "agent_1.safetensors",
-            "manifest.json",
             "state.json",
         ]
 

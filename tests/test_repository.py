@@ -198,7 +198,6 @@ ORDER = [
     "cory.identity",
     "cory.parallel",
     "cory.run",
-    "cory.resume",
     "cory.report",
     "cory.models",
     "cory.learners",

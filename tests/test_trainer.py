@@ -422,18 +422,6 @@ def test_callbacks_see_every_step_and_can_end_a_run(config):
                     ("end", ["agent_1", "agent_2"])]  # fmt: skip
 
 
-def test_a_callback_that_fails_leaves_the_state_of_the_iterations_before(config):
-    class Fails(Callback):
-        def on_iteration_begin(self, trainer, k):
-            assert k < 2, "the callback's own fault"
-
-    with pytest.raises(AssertionError, match="own fault"):
-        CoryTrainer(
-            config, make_agents(config), make_trainer(config).task, callbacks=[Fails()]
-        ).train()
-    assert [path.name for path in Path(config.output, "checkpoints").iterdir()] == ["iter-000002"]
-
-
 def test_learning_rate_follows_its_schedule(config):
     config.ppo = replace(config.ppo, schedule="linear", warmup=2)
     trainer = make_trainer(config)

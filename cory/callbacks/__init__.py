@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from cory.callbacks.callback import Callback
-from cory.callbacks.checkpoints import Checkpoints
 from cory.callbacks.early_stopping import EarlyStopping
 from cory.callbacks.guards import Flags, StopAtKL
 from cory.callbacks.held_out import HeldOut
@@ -12,20 +11,14 @@ from cory.callbacks.progress import Progress
 from cory.callbacks.report import Report
 from cory.callbacks.results import Results
 from cory.callbacks.samples import Samples
-from cory.callbacks.stopping import Stopping
 from cory.callbacks.timings import Timings
 from cory.callbacks.trackers import Trackers
 
 __all__ = ["Callback", "in_order"]
 
 
-def in_order(users: Sequence[Callback], checkpoints: Checkpoints) -> list[Callback]:
-    """All callbacks of a run, in the order in which each event reaches them.
-
-    Args:
-        users: those that were passed to the trainer.
-        checkpoints: the trainer's, which it also asks to save when an iteration fails.
-    """
+def in_order(users: Sequence[Callback]) -> list[Callback]:
+    """All callbacks of a run, in the order in which each event reaches them; `users` were passed to the trainer."""
     return [
         HeldOut(),  # first, as its result is one of the metrics
         Metrics(),  # before everyone who reads `iteration.records`
@@ -35,12 +28,8 @@ def in_order(users: Sequence[Callback], checkpoints: Checkpoints) -> list[Callba
         Flags(),
         Progress(),  # at the end it closes the progress bar, before Results prints tables
         StopAtKL(),
-        # After Metrics, whose records of earlier evaluations it reads when a run is resumed.
         EarlyStopping(),
         Results(),  # at the end: agents, curves, summary
         Report(),  # shows what Results has saved
-        *users,  # after all that they may read, before the decision whether to stop
-        Stopping(),  # after everyone who may ask to stop; from here on all processes agree
-        # After that decision, as a run that stops is saved, and after all files were written.
-        checkpoints,
+        *users,  # after all that they may read
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cory.iteration import Iteration
@@ -17,14 +17,9 @@ class Callback:
     `schedule` and, while it trains, `run`. `trainer.should_stop = True`, in any process, saves the
     state and ends the run after the current iteration.
 
-    An error that a method raises in one process is raised in all of them, and the run ends with
-    what is saved and how to continue. For this the processes wait for each other after the method.
-    A callback whose methods call collective operations, such as `torch.distributed.all_reduce`,
-    sets `collective = True`: they are called without that wait, and an error in one process ends
-    that process, and with it the run.
+    An error that a method raises ends the run, with its traceback, the newest checkpoint and the command that continues
+    from there.
     """
-
-    collective = False
 
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         """Before the first iteration, also of a resumed run. `run.folder` is the run's folder."""
@@ -40,3 +35,10 @@ class Callback:
 
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
         """After the last iteration, when agents, summary and report are saved; not after a failure or a signal."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint saves of the callback: values that JSON has."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over what `state_dict` returned, when a run continues; called before `on_train_begin`."""

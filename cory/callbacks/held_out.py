@@ -28,8 +28,6 @@ class HeldOut(Callback):
     notice, as its random numbers are others.
     """
 
-    collective = True  # the processes share the queries
-
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         if trainer.eval_dataset is None:
             return
@@ -44,14 +42,7 @@ class HeldOut(Callback):
         if trainer.eval_dataset is None or (iteration.index + 1) % trainer.config.eval_every:
             return
         with timed(iteration.seconds, "evaluate"):
-            try:
-                means = evaluate(trainer, iteration, trainer.eval_dataset)
-            except Exception as error:
-                if not distributed.raised_everywhere(error):
-                    raise
-                # The iteration itself is done, and is saved before the run ends.
-                trainer.failure = error
-                return
+            means = evaluate(trainer, iteration, trainer.eval_dataset)
             iteration.eval_task_rewards, iteration.eval_team_reward = means
 
 

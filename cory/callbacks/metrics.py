@@ -25,10 +25,8 @@ if TYPE_CHECKING:
 class Metrics(Callback):
     """Computes `iteration.records`, a record per role, and writes them to metrics.jsonl."""
 
-    collective = True  # responses and rewards are gathered from all processes
-
     def on_update_begin(self, trainer: CoryTrainer, iteration: Iteration) -> None:
-        # Before the update, as they may fail: the state of before the iteration is then saved.
+        # Before the update, so that a function that fails costs no more than the rollouts.
         iteration.task_metrics = [
             of_task(trainer, iteration, role) for role in range(len(iteration.chain))
         ]
@@ -103,9 +101,7 @@ def of_task(trainer: CoryTrainer, iteration: Iteration, role: int) -> dict[str, 
         f"reward_{name}": rewards.tolist()
         for name, rewards in iteration.rewards_by_function[role].items()
     }
-    values |= distributed.fail_together(
-        lambda: measure_responses(trainer.task.metrics, prompts, completions, task_rewards, columns)
-    )
+    values |= measure_responses(trainer.task.metrics, prompts, completions, task_rewards, columns)
     means = {}
     for name, of_process in values.items():
         numbers = [

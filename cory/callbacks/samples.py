@@ -25,11 +25,18 @@ NUM_QUERIES = 4  # whose responses are shown before and after training, and in s
 class Samples(Callback):
     """Every `sample_every` iterations, the responses to a few of its queries: `iteration.samples`, samples.jsonl."""
 
-    collective = True  # all processes answer the fixed queries together
+    def __init__(self) -> None:
+        self.before: dict[str, list[dict[str, Any]]] = {}  # training, see `fixed_samples`
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.before
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.before = state
 
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
-        if not trainer.state.before:  # else the run was resumed
-            trainer.state.before = fixed_samples(trainer)
+        if not self.before:  # else the run was resumed
+            self.before = fixed_samples(trainer)
 
     def on_update_begin(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         # Before the update, as the KL is that of the policy that has sampled.
@@ -56,7 +63,7 @@ class Samples(Callback):
                 trainer.run.write("samples", iteration.samples)
 
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
-        run.summary["samples"] = {"before": trainer.state.before, "after": fixed_samples(trainer)}
+        run.summary["samples"] = {"before": self.before, "after": fixed_samples(trainer)}
 
 
 def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:

@@ -15,7 +15,7 @@ from cory.errors import UserError
 from cory.evaluation.agents import run_agents
 from cory.evaluation.settings import EvaluationConfig
 from cory.identity import is_local
-from cory.run.record import named, read_settings
+from cory.run.settings import named, read_settings
 from cory.task_kinds import TaskKind, kind_of_run
 
 if TYPE_CHECKING:

@@ -4,7 +4,6 @@ import json
 import shutil
 import textwrap
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from cory.plural import counted
 from cory.prompts import query_text, text_of
 from cory.report.page import write_evaluation_report
 from cory.report.tables import interval_table
-from cory.run.output import new_folder, staged
+from cory.run.folder import filled, locked, new_folder
 from cory.task import Task
 
 # Settings that may name folders of a machine, left out of evaluation.json.
@@ -70,9 +69,9 @@ def evaluate(
     queries = [text_of(prompt) for prompt in columns["prompt"]]
     shares = shares_in_training(lineup.runs, query_texts, trained_on)
 
-    with ExitStack() as locks:
-        folder = new_folder(settings.output, name or evaluation_name(settings.models), locks)
-        with staged(folder) as new:
+    folder = new_folder(settings.output, name or evaluation_name(settings.models))
+    with locked(folder):
+        with filled(folder) as new:
             began_with = trained(settings.models)
             records = Evaluator(lineup, columns, settings, device).run(new / RESPONSES)
             check_untouched(began_with, trained(settings.models))

@@ -24,7 +24,7 @@ from cory.evaluation.settings import EvaluationConfig
 from cory.identity import check_models, policy_models
 from cory.models.load import vocabulary
 from cory.prompts import RolePrompts
-from cory.run.record import read_settings
+from cory.run.settings import read_settings
 from cory.task import Task
 from cory.task_kinds import find_kind, run_config
 

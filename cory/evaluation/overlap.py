@@ -12,7 +12,7 @@ from cory.errors import UserError
 from cory.identity import data_hash
 from cory.metrics import in_training
 from cory.prompts import query_text
-from cory.run.record import read_settings
+from cory.run.settings import read_settings
 from cory.task_kinds import TaskKind, kind_of_run
 
 # The rows that were trained on, or a function that makes them from a run's settings.

@@ -340,6 +340,8 @@ def check_vocabulary(
 
 def first_line(error: Exception) -> str:
     """What an error says first; of one that has a list below a heading, as load_state_dict's, also the first item."""
+    if isinstance(error, SafetensorError):
+        return f"a damaged safetensors file: {error}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

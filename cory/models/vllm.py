@@ -113,8 +113,7 @@ class Engine:
         """
         if agent not in self.current:
             distributed.barrier()  # the server answers none of them any more
-            name = distributed.fail_together(lambda: self._hand_over(agent, policy))
-            self.names[agent] = distributed.broadcast_object(name)
+            self.names[agent] = distributed.broadcast_object(self._hand_over(agent, policy))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         # It overrides what a model's generation_config.json asks of the server.
         request = {
@@ -135,7 +134,7 @@ class Engine:
             "return_token_ids": True,
             "logprobs": 0,
         }
-        rows = distributed.fail_together(lambda: self._complete(queries, request))
+        rows = self._complete(queries, request)
         responses = [torch.tensor(row["token_ids"], dtype=torch.long) for row in rows]
         return responses, [torch.tensor(row["logprobs"]["token_logprobs"]) for row in rows]
 
@@ -168,7 +167,7 @@ class Engine:
         base_too = not self.names and not self.is_quantized
         base = folder.with_name(f"{name}-base")
         if base_too:
-            distributed.fail_together(lambda: save_policy(policy, base, adapter=None))
+            save_policy(policy, base, adapter=None)
         save_policy(policy, folder, agent)
         # What the server may refuse comes after all that processes do together.
         if distributed.is_main():

@@ -1,63 +1,26 @@
 """Several processes: collective operations, which do nothing in a single one.
 
-Each process holds all agents, whole or sharded, and answers its share of the queries.
-
-What happens to an error of one process:
-
-1. Work in which processes do not wait for each other (rewards, callbacks, files) runs in `fail_together`. So does
-   the saving of sharded agents, for which they wait: what one process alone may fail in comes after that.
-   All processes tell each other how it went. The one that failed raises its own error, the others a
-   `FailedElsewhere` that quotes it.
-2. An update exchanges losses and gradients, from which all processes see alike whether it is
-   finite: each raises its `NotFinite`.
-3. Any other error is raised in its process alone, such as memory that runs out in an update. That
-   process ends; torchrun then ends the others, which wait for it in vain.
-
-`raised_everywhere` tells the first two from the third. `CoryTrainer.train` sees all three. If the
-error is everywhere, and no agent has changed since the iteration began, the processes save a
-checkpoint together (`Checkpoints.saved_on_error`). Then each says what is saved and how to continue
-(`explaining_errors` in `cory/opening.py`), and the script ends with a message and status 2, or a traceback
-(`cory.command.main`).
+Each process holds all agents, whole or sharded, and answers its share of the queries. A process that fails dies with
+its traceback, and the launcher ends the others. Nothing is agreed upon but numbers.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from accelerate import PartialState
 
 from cory.config import Config
-from cory.errors import NotFinite, UserError, is_not_written
+from cory.errors import UserError
 
 # That a process waits for the others before it takes them for dead.
 TIME_LIMIT = timedelta(minutes=20)
 # Optimizers of torch that cannot step on sharded weights.
 NOT_SHARDED = ("Adafactor", "Muon", "Rprop")
 T = TypeVar("T")
-
-
-class Failure(NamedTuple):
-    """What processes tell each other of an error: its text, and whether it is one of writing files."""
-
-    text: str
-    of_writing: bool
-
-    @classmethod
-    def of(cls, error: Exception) -> "Failure":
-        """The report on an error; one that is not meant for users is named by its class, too."""
-        kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-        return cls(f"{kind}{error}", is_not_written(error))
-
-
-class FailedElsewhere(UserError):
-    """An error of another process, by its rank, raised here too."""
-
-    def __init__(self, rank: int, failure: Failure) -> None:
-        super().__init__(f"process {rank} failed ({failure.text})")
-        self.of_writing = failure.of_writing
 
 
 def start(device: torch.device) -> None:
@@ -210,34 +173,3 @@ def share_of_rows(rows: int) -> slice:
 def even(rows: int) -> int:
     """At most `rows`, and equally many for each process that shares them, so that all run equally many batches."""
     return rows - rows % world_size()
-
-
-def fail_together(compute: Callable[[], T]) -> T:
-    """`compute()`, in which processes do not wait for each other. An error of one is raised in all
-    of them.
-
-    All processes must call this, and equally often. The one that failed raises its own error, the
-    others a FailedElsewhere that quotes it.
-    """
-    if world_size() == 1:
-        return compute()
-    value: T | None = None
-    failure: Exception | None = None
-    try:
-        value = compute()
-    except Exception as error:
-        failure = error
-    reports = all_gather_object(None if failure is None else Failure.of(failure))
-    if failure is not None:
-        failure.everywhere = True  # type: ignore[attr-defined]
-        raise failure
-    for number, report in enumerate(reports):
-        if report is not None:
-            raise FailedElsewhere(number, report)
-    return value  # type: ignore[return-value]
-
-
-def raised_everywhere(error: Exception) -> bool:
-    """Whether all processes have this error, or one that another process told them of. False: this one is alone."""
-    of_all = isinstance(error, (NotFinite, FailedElsewhere)) or getattr(error, "everywhere", False)
-    return world_size() == 1 or of_all

@@ -5,7 +5,7 @@ Each process computes with whole layers, which are put together before they are 
 after. So all processes must run equally many passes, whatever their prompts and responses are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import TypeVar
@@ -102,6 +102,16 @@ def least(value: int) -> int:
 def whole(tensor: Tensor) -> Tensor:
     """A tensor put together from all processes; all of them must ask for it."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gathered_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors, put together in the main process's memory; none in the others. All of them must call this."""
+    gathered = {}
+    for name, tensor in tensors.items():
+        together = whole(tensor)
+        if distributed.is_main():
+            gathered[name] = together.cpu()
+    return gathered
 
 
 def part_like(tensor: Tensor, other: Tensor) -> Tensor:

@@ -19,9 +19,8 @@ from cory.plural import counted
 from cory.report.escape import printable
 from cory.report.summary import ended_early, labelled, summarise, summarise_roles
 from cory.report.tables import interval_rows
-from cory.run.jsonl import read_rows
-from cory.run.output import replace_text
-from cory.run.record import read_settings
+from cory.run.folder import read_rows, write_text
+from cory.run.settings import read_settings
 
 NAME = "report.html"
 MARK = '<main id="report">'  # in every page
@@ -69,8 +68,7 @@ class Page:
         for stage, by_agent in before_after.items():
             solo = [record for records in by_agent.values() for record in records]
             stages[f"{stage} training"] = by_agent.get("chain", solo)
-        file = folder / "samples.jsonl"
-        samples = read_rows(file) if file.exists() else []
+        samples = read_rows(folder / "samples.jsonl")
         iterations = sorted({sample["iteration"] for sample in samples})
         for k in iterations[:: len(iterations) // ITERATIONS + 1]:
             stages[f"iteration {k}"] = [sample for sample in samples if sample["iteration"] == k]
@@ -164,7 +162,7 @@ def write_evaluation_report(folder: Path) -> None:
 def write_or_warn(path: Path, make: Callable[[], Page]) -> None:
     """Writes a page. Any error is a warning, as all that the page shows is saved already."""
     try:
-        replace_text(path, render(make()))
+        write_text(path, render(make()))
     except Exception as error:
         warnings.warn(
             f"{path} could not be written ({type(error).__name__}: {error})", stacklevel=3

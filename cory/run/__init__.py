@@ -1,1 +1,1 @@
-"""What a run reads and writes: settings, folder, records, output, signals."""
+"""The folder of a run: its files, its checkpoints, and how it continues."""

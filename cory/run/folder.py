@@ -1,152 +1,65 @@
-"""The run's folder: its files, and what is read back from them when a run is continued."""
+"""The folder of a run, and how files are written. Importing this does not import torch.
 
+What has its name is whole: text and folders are written beside it, under a name that begins with `.unfinished`, and
+renamed. Lines of `.jsonl` files are appended; a checkpoint knows how many bytes of them count.
+"""
+
+import itertools
+import json
+import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
-from datetime import date
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import torch
+from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from cory.config import Config
 from cory.errors import UserError
-from cory.identity import versions
-from cory.parallel import distributed
-from cory.run.jsonl import JsonlWriter, read_rows
-from cory.run.output import new_folder, remove, remove_partial, replace_text, staged
-from cory.yaml_file import yaml_text
 
-FILES = ("metrics", "samples", "timings")
-
-
-class SavedAgent(Protocol):
-    """What a run's folder and its checkpoints need of an agent; see `cory.agent.Agent`."""
-
-    name: str
-
-    def save(self, folder: Path) -> None: ...
-    def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]: ...
-    def load_state(
-        self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]
-    ) -> None: ...
-
-
-def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of config.yaml, also kept in checkpoints: a run's settings, its task's
-    fingerprint, versions, the date of its first start.
-
-    What concerns one start alone, such as `output` and `resume`, has its default, so that the file
-    can configure a new run.
-    """
-    record = asdict(config) | {"output": None, "resume": None}
-    today = date.today().isoformat()
-    return {**record, "fingerprint": dict(fingerprint), "versions": versions(), "date": today}
+UNFINISHED = ".unfinished"
+BEST = "best"  # in a run's folder, that of its best agents (`guards.patience`)
+SUMMARY = "summary.json"  # written last: a run that has it is finished
 
 
 class Run:
-    """The folder of one run, and what was recorded in it; `exits` closes everything that it opens.
+    """The folder of one run, and what was recorded in it.
 
     Of several processes the main one writes and prints; the others only keep the history.
 
     Args:
-        config: the run's settings.
-        name: of the run.
-        record: the contents of config.yaml: see `run_record`.
-        folder: of a run to continue; None makes a new one.
-        lengths: of its files at the checkpoint, in bytes, by name; files are truncated to them.
-        outdated: newer files and folders of the run to continue, which are removed.
+        folder: its path.
+        record: the contents of config.yaml: settings, fingerprint, versions.
+        writes: whether this process writes and prints.
+        resumed: whether the run was begun before.
         finished: whether nothing is left to do, so that the folder is only read.
-        exits: gets what is closed at the end of the run, the lock of a new folder included; `folder`
-            is locked already.
 
     Attributes:
-        folder: its path.
         history: the lines of metrics.jsonl so far.
         seconds: that each iteration so far has taken.
         summary: what callbacks add to summary.json.
-        finished: whether agents, curves and summary are saved.
-        resumed: whether the run was begun before.
-        writes: whether this process writes and prints.
-        exits: what is closed at the end of the run, however it ends; the last one first.
+        exits: closes what callbacks open, however the run ends; the last one first.
     """
 
     def __init__(
         self,
-        config: Config,
-        name: str,
+        folder: Path,
         record: Mapping[str, Any],
-        folder: Path | None = None,
-        lengths: Mapping[str, int] | None = None,
-        outdated: Sequence[Path] = (),
+        writes: bool,
+        resumed: bool = False,
         finished: bool = False,
-        exits: ExitStack | None = None,
     ) -> None:
-        self.exits = exits or ExitStack()
-        self.fingerprint = record.get("fingerprint") or {}
-        self.history: list[dict[str, Any]] = []
-        self.seconds: list[float] = []
-        self.summary: dict[str, Any] = {}
-        self.files: dict[str, JsonlWriter] = {}
-        self.finished = finished
-        self.resumed = folder is not None
-        self.writes = distributed.is_main() and not finished
-
-        if folder is None:
-            folder = distributed.broadcast_object(
-                new_folder(config.output, name, self.exits) if self.writes else None
-            )
-            assert folder is not None
         self.folder = folder
-
-        if self.writes:
-            settings = yaml_text(record)
-            if self.resumed:
-                self._continue(settings, lengths or {}, outdated)
-            else:
-                self._begin(settings)
-        elif finished and distributed.is_main():
-            self._read_history({})
-        self.history, self.seconds = distributed.broadcast_object((self.history, self.seconds))
-
-    def _begin(self, settings: str) -> None:
-        with _can_be_written(self.folder):
-            replace_text(self.folder / "config.yaml", settings)  # --resume auto knows a run by it
-        self._open_files()
-
-    def _continue(
-        self, settings: str, lengths: Mapping[str, int], outdated: Sequence[Path]
-    ) -> None:
-        self._open_files()
-        remove_partial(self.folder)
-        remove_partial(self.folder / "checkpoints")
-        lengths = {name: lengths.get(name, 0) for name in FILES}
-        self._read_history(lengths)  # a damaged file is refused before files are cut
-        # Before the files are cut, as it would be taken for newer than they are.
-        for path in outdated:
-            remove(path)
-        for name, length in lengths.items():
-            self.files[name].cut(length)
-        replace_text(self.folder / "config.yaml", settings)  # with what this start has changed
-
-    def _open_files(self) -> None:
-        with _can_be_written(self.folder):
-            for name in FILES:
-                self.files[name] = JsonlWriter(self.folder / f"{name}.jsonl")
-                self.exits.callback(self.files[name].close)
-
-    def _read_history(self, lengths: Mapping[str, int]) -> None:
-        """Reads the run's files, or the first bytes of them."""
-        self.history = read_rows(self.folder / "metrics.jsonl", lengths.get("metrics"))
-        timings = read_rows(self.folder / "timings.jsonl", lengths.get("timings"))
-        self.seconds = [row["seconds_total"] for row in timings]
-
-    @property
-    def iterations_done(self) -> int:
-        """The number of iterations in metrics.jsonl."""
-        return self.history[-1]["iteration"] + 1 if self.history else 0
+        self.record = record
+        self.writes = writes
+        self.resumed = resumed
+        self.finished = finished
+        self.summary: dict[str, Any] = {}
+        self.exits = ExitStack()
+        self.history = read_rows(folder / "metrics.jsonl")
+        self.seconds = [row["seconds_total"] for row in read_rows(folder / "timings.jsonl")]
 
     def say(self, text: str) -> None:
         """Prints a line for the user, in the main process only."""
@@ -155,41 +68,131 @@ class Run:
             sys.stderr.flush()
 
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Appends lines to the file `name`, one of FILES, in the main process only."""
+        """Appends lines to NAME.jsonl, in the main process only."""
         if self.writes:
-            self.files[name].add(rows)
+            with open(self.folder / f"{name}.jsonl", "a", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
-    def lengths(self) -> dict[str, int]:
-        """Flushes the run's files to the disk and returns their bytes. Raises an OSError if that fails."""
-        return {name: file.flushed() for name, file in self.files.items()}
 
-    @contextmanager
-    def staged(self, outdated: Sequence[Path] = ()) -> Iterator[Path]:
-        """A folder that all processes fill, whose files the main one moves into the run's when the block ends; see
-        `cory.run.output.staged`.
+def finished_iterations(run: Path) -> int | None:
+    """The number of iterations after which the run was finished and its agents saved; None: it was never finished.
 
-        All processes must call this. What may fail in one alone, such as on a full disk, belongs in `fail_together`.
-        """
-        with ExitStack() as stage:
+    A finished run that is being extended has more in metrics.jsonl, and its agents are still those of its end.
+    """
+    try:
+        iterations = json.loads((run / SUMMARY).read_text(encoding="utf-8"))["iterations"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    return iterations if isinstance(iterations, int) else None
 
-            def begin() -> Path | None:
-                if not self.writes:
-                    return None
-                self.lengths()  # writes what is recorded so far, before what is made of it
-                return stage.enter_context(staged(self.folder, outdated))
 
-            folder = distributed.broadcast_object(distributed.fail_together(begin))
-            assert folder is not None
-            yield folder
-            distributed.fail_together(stage.close)
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The lines of a JSON Lines file; none where there is no file. Raises a UserError if one is not a JSON object."""
+    if not path.exists():
+        return []
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise UserError(f"{path}: expected lines of json ({error})") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise UserError(f"{path}: expected lines of json objects")
+    return rows
 
 
 @contextmanager
-def _can_be_written(folder: Path) -> Iterator[None]:
-    """Turns an error of writing into one that names the folder."""
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps other processes from writing into a folder. The system releases the lock however the process ends.
+
+    Raises a UserError if another process has it, or the folder cannot be written.
+    """
     try:
-        yield
-    except OSError as error:
+        lock = FileLock(folder / ".lock", timeout=0).acquire()
+    except Timeout:
         raise UserError(
-            f"output: expected a folder that can be written, got {str(folder)!r} ({error})"
+            f"output: expected a folder that no other process is writing, got {str(folder)!r}. Wait for that process, "
+            "stop it, or name another folder"
         ) from None
+    except OSError as error:
+        raise _cannot_be_written(folder, error) from None
+    with lock:
+        yield
+
+
+def new_folder(output: str | None, name: str) -> Path:
+    """Makes a folder: `output`, which must be new or empty, or the first free one of runs/NAME, runs/NAME-2, ...
+
+    Raises a UserError if that is not possible. Hidden files do not count, such as the lock of a process that was killed
+    before it had written anything.
+    """
+    try:
+        if output is None:
+            Path("runs").mkdir(exist_ok=True)
+            for number in itertools.count(1):
+                folder = Path("runs") / (name if number == 1 else f"{name}-{number}")
+                with suppress(FileExistsError):
+                    folder.mkdir()
+                    return folder
+        folder = Path(output or "")
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
+    except OSError as error:
+        raise _cannot_be_written(Path(output or "runs"), error) from None
+    if names:
+        raise UserError(
+            f"output: expected a new or empty folder, got {output!r}, which holds {names[0]}"
+        )
+    return folder
+
+
+def _cannot_be_written(folder: Path, error: OSError) -> UserError:
+    return UserError(
+        f"output: expected a folder that can be written, got {str(folder)!r} ({error})"
+    )
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, or replaces it: the file has the old content or the new one."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """As `write_text`."""
+    unfinished = path.with_name(f"{UNFINISHED}-{path.name}")
+    unfinished.write_bytes(content)
+    os.replace(unfinished, path)
+
+
+def unfinished_folder(folder: Path) -> Path:
+    """An empty folder in `folder`, for what gets its name when it is whole. What a killed process left goes."""
+    unfinished = folder / UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    return unfinished
+
+
+@contextmanager
+def filled(folder: Path) -> Iterator[Path]:
+    """A folder to fill, whose files and folders get their names in `folder` when the block ends, in the place of older
+    ones; not if it raises.
+    """
+    unfinished = unfinished_folder(folder)
+    try:
+        yield unfinished
+        for path in sorted(unfinished.iterdir()):
+            target = folder / path.name
+            if target.is_dir():  # one that is deleted in part would look whole
+                os.replace(target, unfinished / f"old-{path.name}")
+            os.replace(path, target)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def flush(path: Path) -> None:
+    """Waits until a file, or a folder's list of files, is on the disk."""
+    if os.name == "nt" and path.is_dir():  # Windows has this for files alone
+        return
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

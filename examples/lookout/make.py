@@ -90,7 +90,7 @@ def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
 
 def command_line() -> None:
     """See the module."""
-    make_into(FOLDER / "out", "lookout", ("model", "train.jsonl", "test.jsonl"), make, __doc__)
+    make_into(FOLDER / "out", make, __doc__)
 
 
 if __name__ == "__main__":

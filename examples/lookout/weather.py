@@ -95,9 +95,7 @@ def make(folder: Path, texts: int = 2 * TEXTS, steps: int = 2 * STEPS) -> None:
 
 def command_line() -> None:
     """See the module."""
-    make_into(
-        FOLDER / "out/weather", "weather", ["model", *(f"fog_{fog}" for fog in FOG)], make, __doc__
-    )
+    make_into(FOLDER / "out/weather", make, __doc__)
 
 
 if __name__ == "__main__":

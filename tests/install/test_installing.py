@@ -79,7 +79,7 @@ def test_an_installed_package_trains_in_an_empty_folder_without_unix(site_packag
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.startswith("imdb_cory_tiny")
     assert {"agent_1", "agent_2", "report.html", "curves.png"} <= {p.name for p in folder.iterdir()}
-    assert (folder / "checkpoints/iter-000001/manifest.json").exists()
+    assert (folder / "checkpoints/iter-000001/state.json").exists()
     assert json.loads((folder / "summary.json").read_text())["peak_memory_mb"] > 100
     assert {p.name for p in tmp_path.iterdir()} == {"runs"}
     assert {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")} == before

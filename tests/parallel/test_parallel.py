@@ -38,7 +38,7 @@ def start(jobs, folder: Path):
 
 def start_and_kill(configs, killed, folder: Path) -> None:
     """Runs settings, the last of them until a process is killed."""
-    done = start([*((config, "") for config in configs), (killed, "1:killed:0")], folder)
+    done = start([*((config, "") for config in configs), (killed, "killed")], folder)
     assert done.returncode != 0 and Path(f"{killed.output}-killed").exists(), done.stderr
 
 
@@ -141,10 +141,10 @@ def sharded(base, tmp_path_factory):
     split = {
         name: replace(c, output=f"{c.output}-sharded", parallel=FULL) for name, c in whole.items()
     }
-    alone(resumed := base("resumed", iterations=1, checkpoint=saved))
-    resumed = replace(resumed, iterations=2, resume=resumed.output)
+    begun = base("resumed", iterations=1, checkpoint=saved, parallel=FULL)
+    resumed = replace(begun, iterations=3, resume=begun.output)
     killed = base("killed_full", iterations=1000, checkpoint=saved, parallel=FULL)
-    configs = [*split.values(), whole["grpo"], replace(resumed, parallel=FULL)]
+    configs = [*split.values(), whole["grpo"], begun, resumed]
     start_and_kill(configs, killed, tmp_path_factory.mktemp("sharded"))
     for name in whole.keys() - {"grpo"}:
         alone(whole[name])
@@ -182,81 +182,24 @@ def test_agents_of_sharded_runs_are_plain_folders(sharded, name):
         assert AutoModelForCausalLM.from_pretrained(two).config.architectures == ["GPT2LMHeadModel"]
 
 
-def test_checkpoints_fit_any_number_of_processes(sharded):
-    """One iteration in one process, one in two that shard, one in one, and the same without interruption."""
-    whole, _, resumed, _ = sharded
-    parts = sorted(
-        path.name for path in Path(resumed.output, "checkpoints/iter-000002").glob("*.safetensors")
-    )
-    assert parts == [f"{agent}-{part}-of-2.safetensors" for agent in AGENTS for part in (1, 2)]
-    alone(replace(resumed, iterations=3))
-    assert distance(whole["ppo"], resumed) < 1e-5
+def test_a_sharded_run_that_is_resumed_ends_the_same(sharded):
+    _, split, resumed, _ = sharded
+    for file in ("metrics.jsonl", "agent_1/model.safetensors", "agent_2/model.safetensors"):
+        assert (
+            Path(resumed.output, file).read_bytes() == Path(split["ppo"].output, file).read_bytes()
+        )
+    with pytest.raises(UserError, match="resume: expected"):
+        alone(replace(resumed, iterations=4, parallel=ParallelConfig()))
 
 
 def test_a_killed_process_ends_all_and_the_run_continues(sharded):
-    *_, config = sharded
-    assert not Path(f"{config.output}-agent_1").exists()
-    newest = max(int(path.name[5:]) for path in Path(config.output, "checkpoints").glob("iter-*"))
-    alone(replace(config, iterations=newest + 2, resume=config.output, parallel=ParallelConfig()))
-    iterations = [
-        json.loads(line)["iteration"] for line in Path(config.output, "metrics.jsonl").open()
+    _, _, _, killed = sharded
+    assert not Path(f"{killed.output}-agent_1").exists()
+    newest = max(int(path.name[5:]) for path in Path(killed.output, "checkpoints").glob("iter-*"))
+    rows = [
+        json.loads(line) for line in Path(killed.output, "metrics.jsonl").open() if line[-1] == "\n"
     ]
-    assert iterations == [k for k in range(newest + 2) for _ in AGENTS]
-
-
-# Faults in iteration 2, by which processes have them: what each says, and whether no agent was updated before. The
-# pioneer learns first.
-NAN = "reward count_good: expected a finite number, got nan"
-RAISES = "the reward of this process fails"
-LOSS = "agent_{} as {}: the loss is not finite\n"
-GRADIENT = "agent_{} as {}: the gradient is not finite\n"
-NOT_FINITE = [
-    ("1:gradient:2", GRADIENT.format(1, "pioneer"), GRADIENT.format(1, "pioneer"), True),
-    ("1:loss:2", LOSS.format(1, "pioneer"), LOSS.format(1, "pioneer"), True),
-    ("1:loss_2:2", LOSS.format(2, "observer"), LOSS.format(2, "observer"), False),
-]
-FAULTS = {
-    "data": [
-        ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
-        ("0:raises:2", RAISES, "process 0 failed (" + RAISES, True),
-        *NOT_FINITE,
-        ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
-    ],
-    "full": [
-        ("1:nan:2", "process 1 failed (" + NAN, NAN, True),
-        *NOT_FINITE,
-        ("1:raises:2", "process 1 failed (" + RAISES, RAISES, True),
-    ],
-}
-
-
-@pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_ends_all_processes_and_the_run_continues(base, tmp_path, kind):
-    faults, parallel = FAULTS[kind], {"data": ParallelConfig(), "full": FULL}[kind]
-    alone(whole := base(f"whole_{kind}"))
-    runs = [base(f"fault_{kind}_{number}", parallel=parallel) for number in range(len(faults))]
-    done = start([(config, fault[0]) for config, fault in zip(runs, faults, strict=True)], tmp_path)
-    assert done.returncode != 0
-    for config, (fault, *expected, unchanged) in zip(runs, faults, strict=True):
-        checkpoints = Path(config.output, "checkpoints")
-        assert [path.name for path in checkpoints.glob("*")] == ["iter-000001"] * unchanged
-        end = (
-            f"The last good state is {checkpoints}/iter-000001."
-            if unchanged
-            else "No state is saved."
-        )
-        flags = f"--resume {config.output}"
-        for rank, text in enumerate(expected):
-            if config is not runs[-1]:
-                said = Path(f"{config.output}-error-{rank}").read_text()
-                assert said.startswith(f"iteration 2: {text}")
-                assert f"\n{end}\n" in said
-                is_finite = not fault.split(":")[1].startswith(("loss", "grad"))
-                assert said.endswith(f" (as flags: {flags})") == is_finite
-            assert config is not runs[-1] or f"error: iteration 2: {text}" in done.stderr
-        alone(replace(config, resume=config.output, parallel=ParallelConfig()))
-        assert distance(whole, config) < 1e-5
-    assert done.stderr.count(end) == 2
+    assert 0 < 2 * newest <= len(rows)
 
 
 def test_what_cannot_be_combined_is_refused_before_models_are_loaded(config, monkeypatch):

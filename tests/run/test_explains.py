@@ -17,10 +17,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, sentences
+from conftest import ROOT, make_gpt2, sentences
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, Config, LoraConfig
+from cory.config import Config, LoraConfig
 from cory.errors import UserError
 from cory.identity import data_hash, function_name, source_hash
 from cory.prompts import RolePrompts
@@ -74,7 +74,7 @@ def test_the_command_that_an_interrupted_run_prints_continues_it(
     start = [
         sys.executable,
         str(ROOT / "imdb_train/cory.py"),
-        *flags(*world, iterations=100_000),
+        *flags(*world, iterations=40),
         "--output=runs/mine",
     ]
     process = subprocess.Popen(
@@ -92,13 +92,13 @@ def test_the_command_that_an_interrupted_run_prints_continues_it(
     done = iterations(folder)
     _, *argv = shlex.split(printed)
     monkeypatch.chdir(tmp_path)
-    again = command(*argv, "--iterations", done + 2)
+    again = command(*argv)
     assert again.status == 0, again.error
-    assert iterations(folder) == done + 2 and f"next is iteration {done + 1}" in again.out
+    assert iterations(folder) == 40 and f"next is iteration {done + 1}" in again.out
     other = command(
         ROOT / "imdb_train/cory.py", "--resume", "runs/mine", "--ppo.learning_rate", "0.5"
     )
-    assert other.status == 2 and "ppo.learning_rate: 0.001 -> 0.5" in other.error
+    assert other.status == 2 and "ppo.learning_rate" in other.error
 
 
 def test_a_runs_file_is_a_configuration(world, tmp_path, monkeypatch, command):
@@ -118,74 +118,20 @@ def test_a_runs_file_is_a_configuration(world, tmp_path, monkeypatch, command):
     assert {"versions", "fingerprint"} < set(saved[1]) and saved[1]["resume"] is None
 
 
-def test_the_end_of_a_run_is_a_checkpoint(config):
-    folder = make_trainer(replace(config, iterations=1)).train().folder
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == [
-        "iter-000001"
-    ]  # from which it can go on
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"reward": count_bad}, r"fingerprint.reward: '.*count_good' -> '.*count_bad'"),
-        (
-            {"prompts": RolePrompts(observer="{prompt}{response}")},
-            r"fingerprint.prompts.observer: 'Improve .*' -> ",
-        ),
-        ({"rows": 20}, r"the training data .*has changed; its rows: 24 -> 20"),
-    ],
-)
-def test_a_resume_with_another_task_is_refused(config, change, named):
-    config = replace(config, iterations=2, checkpoint=CheckpointConfig(save_every=1))
-    folder = make_trainer(config).train().folder
-    recorded = yaml.safe_load((folder / "config.yaml").read_text())["fingerprint"]
-    assert recorded["reward"].endswith("test_explains.count_good") and recorded["rows"] == 24
-    before = (folder / "metrics.jsonl").read_bytes()
-    for resume in ("auto", str(folder)):
-        with pytest.raises(
-            UserError, match=f"resume: expected the settings of .*got others: .*{named}"
-        ):
-            make_trainer(replace(config, iterations=3, resume=resume), **change).train()
-    assert (folder / "metrics.jsonl").read_bytes() == before
-    assert len(make_trainer(replace(config, iterations=3, resume="auto")).train().history) == 6
-
-
-def test_a_reward_is_known_by_its_source_and_what_it_closes_over():
-    def closing(sign):
-        def reward(prompts, completions):
-            return [sign * len(completion) for completion in completions]
-
-        return reward
-
+def test_a_reward_is_known_by_its_file(tmp_path):
     class Scaled:
-        def __init__(self, scale):
-            self.scale = scale
-
         def __call__(self, prompts, completions):
-            return [self.scale] * len(completions)
+            return [1.0] * len(completions)
 
-    def scaled(prompts, completions, scale=1):
-        return [scale] * len(completions)
-
-    rewards = [
-        count_good,
-        count_bad,
-        closing(1),
-        closing(-1),
-        Scaled(1),
-        Scaled(2),
-        scaled,
-        functools.partial(scaled, scale=2),
-    ]
-    assert len({source_hash(reward) for reward in rewards}) == len(rewards)
-    assert source_hash(closing(1)) == source_hash(closing(1)) and source_hash(
-        Scaled(2)
-    ) == source_hash(Scaled(2))
-    assert function_name(Scaled(1)).endswith("Scaled") and function_name(
-        functools.partial(scaled)
-    ).endswith("scaled")
-    assert source_hash(len) == source_hash(len) != source_hash(max)
+    here = source_hash(count_good)
+    assert here and here == source_hash(count_bad) == source_hash(Scaled())
+    assert source_hash(functools.partial(count_good)) == here
+    assert source_hash(make_gpt2) not in (here, "")
+    typed = {}
+    exec("def typed(prompts, completions): return []", typed)
+    assert source_hash(typed["typed"]) == source_hash(len) == ""
+    assert function_name(Scaled()).endswith("Scaled")
+    assert function_name(functools.partial(count_good)).endswith("count_good")
 
 
 def test_data_are_known_by_their_rows():

@@ -1,16 +1,14 @@
-"""The disk is full while a run's end, or its beginning, is written."""
+"""A full disk ends a run with an error; what was saved is unharmed."""
 
 import errno
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from test_resume import make_trainer, same
 
 from cory.agent import Agent
 from cory.config import CheckpointConfig
-from cory.errors import UserError
-from cory.models.load import load_policy
+from cory.run import checkpoint, folder
 
 
 def no_space(*args, **kwargs):
@@ -23,94 +21,64 @@ def short(config):
     return replace(config, iterations=3, checkpoint=CheckpointConfig(save_every=2))
 
 
-def fills_the_disk(monkeypatch, agent):
-    """Saving this agent writes a part of it, then fails."""
-    save = Agent.save
-
-    def failing(self, folder):
-        save(self, folder)
-        if self.name == agent:
-            (folder / "model.safetensors").write_bytes(b"part of it")
-            no_space()
-
-    monkeypatch.setattr(Agent, "save", failing)
+def half_a_line(path, rows):
+    with open(path, "a") as file:
+        file.write('{"iter')
+    no_space()
 
 
-@pytest.mark.parametrize("agent", ["agent_1", "agent_2"])
-def test_agents_that_cannot_be_saved_leave_nothing_half_and_the_run_goes_on(
-    short, tmp_path, monkeypatch, agent
-):
+@pytest.mark.parametrize("what", ["metrics", "checkpoint", "agent", "summary"])
+def test_the_run_ends_and_continues(short, tmp_path, monkeypatch, what):
     whole = make_trainer(short).train().folder
-    full = replace(short, output=str(tmp_path / "full"))
     run = tmp_path / "full"
-    with monkeypatch.context() as patch:
-        fills_the_disk(patch, agent)
-        with pytest.raises(UserError) as error:
-            make_trainer(full).train()
-    assert f"{str(run)!r}, which could not be written ([Errno 28] No space left on device)" in str(
-        error.value
-    )
-    assert f"The last good state is {run / 'checkpoints/iter-000003'}." in str(error.value)
-    assert f"--resume {run}" in str(error.value)
-    assert (
-        not list(run.glob("*agent_*")) + list(run.glob(".partial*"))
-        and not (run / "summary.json").exists()
-    )
-    make_trainer(replace(full, resume=str(run))).train()
-    same(whole, run)
+    full = replace(short, output=str(run), resume="auto")
+    trainer = make_trainer(full)
+    with monkeypatch.context() as patched:
+        if what == "metrics":
+            write = folder.Run.write
 
+            def failing(self, name, rows):
+                if name == "metrics" and rows[0]["iteration"] == 2:
+                    half_a_line(self.folder / "metrics.jsonl", rows)
+                write(self, name, rows)
 
-def test_agents_of_a_finished_run_stay_when_newer_ones_cannot_be_saved(short, monkeypatch):
-    run = make_trainer(short).train().folder
-    before = {path: path.read_bytes() for path in run.glob("agent_*/*")}
-    summary = (run / "summary.json").read_text()
-    longer = replace(short, iterations=4, output=None, resume=str(run))
-    with monkeypatch.context() as patch:
-        fills_the_disk(patch, "agent_2")
-        with pytest.raises(UserError, match=r"The last good state is .*iter-000004"):
-            make_trainer(longer).train()
-    assert {path: path.read_bytes() for path in run.glob("agent_*/*")} == before
-    assert (run / "summary.json").read_text() == summary
-    make_trainer(longer).train()
-    assert {path: path.read_bytes() for path in run.glob("agent_*/*")} != before
-    load_policy(replace(short.model, name=str(run / "agent_2")))
+            patched.setattr(folder.Run, "write", failing)
+        elif what == "checkpoint":
+            save_file = checkpoint.save_file
 
+            def failing(tensors, path):
+                if trainer.state.iteration == 3:
+                    path.write_bytes(b"part of it")
+                    no_space()
+                save_file(tensors, path)
 
-@pytest.mark.parametrize("file", ["summary.json", "curves.png", "agent_1/README.md"])
-def test_results_that_cannot_be_written_leave_the_run_to_be_finished(
-    short, tmp_path, monkeypatch, file
-):
-    whole = make_trainer(short).train().folder
-    full = replace(short, output=str(tmp_path / "full"))
-    run = tmp_path / "full"
-    write_text = Path.write_text
+            patched.setattr(checkpoint, "save_file", failing)
+        elif what == "agent":
+            save = Agent.save
 
-    def failing(path, *args, **kwargs):
-        if Path(file).name in path.name:
-            write_text(path, "part of it")
-            no_space()
-        return write_text(path, *args, **kwargs)
+            def failing(self, target):
+                save(self, target)
+                if self.name == "agent_2":
+                    (target / "model.safetensors").write_bytes(b"part of it")
+                    no_space()
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", failing)
-        if file == "curves.png":
-            patch.setattr("cory.report.plots.plot_curves", no_space)
-        with pytest.raises(UserError, match=r"The last good state is .*iter-000003"):
-            make_trainer(full).train()
-    assert not (run / "summary.json").exists() and not list(run.glob(".partial*"))
-    make_trainer(replace(full, resume=str(run))).train()
-    assert (run / "summary.json").exists()
+            patched.setattr(Agent, "save", failing)
+        else:
+            patched.setattr("cory.callbacks.results.write_text", no_space)
+        with pytest.raises(OSError, match="No space left on device") as error:
+            trainer.train()
+    saved = "iter-000002" if what in ("metrics", "checkpoint") else "iter-000003"
+    assert f"{run}/checkpoints/{saved}" in "".join(error.value.__notes__)
+    assert not (run / "summary.json").exists()
+    if what == "agent":
+        assert not list(run.glob("agent_*"))
+    make_trainer(full).train()
     same(whole, run)
 
 
 def test_a_run_that_cannot_begin_leaves_its_folder_free(short, monkeypatch):
-    write_text = Path.write_text
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            Path, "write_text", lambda path, text, **_: [write_text(path, "part"), no_space()]
-        )
-        with pytest.raises(
-            UserError, match=r"output: expected a folder that can be written, .*No space left"
-        ):
+    with monkeypatch.context() as patched:
+        patched.setattr("cory.run.checkpoint.write_text", no_space)
+        with pytest.raises(OSError, match="No space"):
             make_trainer(short).train()
     assert (make_trainer(short).train().folder / "summary.json").exists()

@@ -1,6 +1,5 @@
 """Files from elsewhere: no code runs from them, and none of them yields a raw traceback."""
 
-import hashlib
 import json
 import pickle
 import shutil
@@ -19,8 +18,8 @@ from cory.config import CheckpointConfig, Config, LoraConfig, ModelConfig
 from cory.data import load_dataset
 from cory.errors import UserError
 from cory.models.load import load_policy
-from cory.resume import checkpoint
 from cory.rewards import load_classifier
+from cory.run.settings import read_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=60)
@@ -95,32 +94,38 @@ def test_dataset(bomb, tmp_path, name):
             load_dataset(str(place), "train", ["text"])
 
 
-@pytest.mark.parametrize("name", ["agent_1.safetensors", "state.json", "manifest.json"])
+@pytest.mark.parametrize("name", ["agent_1.safetensors", "state.json"])
 def test_checkpoint(bomb, config, name):
     run = make_trainer(
         replace(config, iterations=2, checkpoint=CheckpointConfig(save_every=2))
     ).train()
-    path = run.folder / "checkpoints/iter-000002"
-    (path / name).write_bytes(bomb)
-    if name != "manifest.json":  # whoever crafts the file crafts its checksum, too
-        manifest = json.loads((path / "manifest.json").read_text())
-        manifest["files"][name] = {"bytes": len(bomb), "sha256": hashlib.sha256(bomb).hexdigest()}
-        (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match="resume: expected"):
+    (run.folder / "checkpoints/iter-000002" / name).write_bytes(bomb)
+    with pytest.raises(UserError, match="damaged"):
         make_trainer(replace(config, resume=str(run.folder), iterations=3)).train()
+
+
+def test_a_checkpoint_names_no_file_elsewhere(config, tmp_path):
+    run = make_trainer(replace(config, iterations=1)).train()
+    other = tmp_path / "other.jsonl"
+    other.write_text("kept")
+    file = run.folder / "checkpoints/iter-000001/state.json"
+    state = json.loads(file.read_text())
+    state["lengths"]["../other.jsonl"] = 0
+    file.write_text(json.dumps(state))
+    make_trainer(replace(config, resume=str(run.folder), iterations=2)).train()
+    assert other.read_text() == "kept"
 
 
 def test_run_folder(bomb, config, tmp_path):
     run = make_trainer(replace(config, iterations=1)).train()
-    lengths = checkpoint.newest(run.folder, ["agent_1", "agent_2"])[1].lengths
-    (run.folder / "metrics.jsonl").write_bytes((bomb * 99)[: lengths["metrics"]])
+    length = (run.folder / "metrics.jsonl").stat().st_size
+    (run.folder / "metrics.jsonl").write_bytes((bomb * 99)[:length])
     with pytest.raises(UserError, match=r"metrics.jsonl: expected lines of json"):
         make_trainer(replace(config, resume=str(run.folder), iterations=2)).train()
     tag = "!!python/object/apply:pathlib.Path.write_text [!!python/object/apply:pathlib.Path [{}], executed]"
-    (run.folder / "config.yaml").write_text(tag.format(tmp_path / "marker"))
-    with pytest.raises(UserError):
-        make_trainer(replace(config, resume="auto", iterations=2)).train()
     (tmp_path / "config.yaml").write_text("seed: " + tag.format(tmp_path / "marker"))
+    with pytest.raises(UserError):
+        read_settings(tmp_path)
     with pytest.raises(UserError):
         load(Config, tmp_path / "config.yaml", [])
 

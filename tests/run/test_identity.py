@@ -21,7 +21,7 @@ from cory.config import LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
 from cory.identity import check_models, model_identity, policy_models
-from cory.resume import find
+from cory.models.load import load_policy
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
 from imdb_train.task import held_out_rows, make_task
@@ -115,7 +115,7 @@ def test_an_adapter_is_identified_with_its_base(config, policy_folder, tmp_path)
         check_models(models, now, "runs/a")
 
 
-def test_a_copy_is_the_same_model_and_any_changed_part_is_another(policy_folder, tmp_path):
+def test_a_copy_is_the_same_model_and_any_changed_tensor_makes_another(policy_folder, tmp_path):
     copy = shutil.copytree(policy_folder, tmp_path / "copy")
     assert model_identity(str(copy)) == model_identity(str(policy_folder))
     (copy / "README.md").write_text("a card")
@@ -128,11 +128,15 @@ def test_a_copy_is_the_same_model_and_any_changed_part_is_another(policy_folder,
         changed[name].view(-1)[-1] += 1
         save_file(changed, copy / "model.safetensors", metadata={"format": "pt"})
         identities.add(model_identity(str(copy)))
-    for file in ("config.json", "tokenizer.json"):
-        text = (copy / file).read_text()
-        (copy / file).write_text(text + " ")
-        identities.add(model_identity(str(copy)))
-    assert len(identities) == 1 + len(weights) + 2
+    assert len(identities) == 1 + len(weights)
+
+
+def test_truncated_weights_are_called_damaged(policy_folder, tmp_path):
+    copy = shutil.copytree(policy_folder, tmp_path / "copy")
+    os.truncate(copy / "model.safetensors", 1000)
+    with pytest.raises(UserError, match="damaged") as error:
+        load_policy(ModelConfig(str(copy)))
+    assert "\n" not in str(error.value) and str(copy) in str(error.value)
 
 
 def test_weights_that_are_no_safetensors_are_identified(tokenizer, tmp_path):
@@ -187,21 +191,3 @@ def test_a_hub_model_is_identified_by_its_commit(tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     assert model_identity("user/name") == f"commit:{commit}"
     assert model_identity("user/other") is None
-
-
-def test_a_branch_that_moved_can_be_named_by_the_commit_that_was_used():
-    """The error names the commit; `--model.revision COMMIT` then gives the same model, and is no other setting."""
-
-    def record(revision, identity):
-        models = {"model.name": {"name": "user/name", "identity": identity}}
-        return {
-            "model": {"name": "user/name", "revision": revision},
-            "fingerprint": {"models": models},
-        }
-
-    saved = record(None, "commit:a")
-    assert find._changed(saved, record("a", "commit:a")) == []
-    moved = find._changed(saved, record("b", "commit:b"))
-    assert list(map(str, moved)) == ["model.revision: None -> 'b'"]
-    unknown = find._changed(record(None, None), record("a", None))
-    assert list(map(str, unknown)) == ["model.revision: None -> 'a'"]

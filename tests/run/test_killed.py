@@ -151,5 +151,5 @@ def test_a_run_under_nohup_goes_on_until_sigterm(config, tmp_path):
         trains(process, metrics)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
-    assert "--resume" in process.stderr.read()
+    assert "Continue with: config.resume" in process.stderr.read()
     assert saved_iterations(tmp_path / "long") > 0

@@ -33,10 +33,6 @@ def name(*flags: str, single_agent: bool = False) -> str:
             ],
             "imdb_cory_tiny",
         ),
-        (
-            ["--parallel.shard", "full", "--sampling.engine", "vllm"],
-            "imdb_cory_tiny",
-        ),
         (["--cory.credit", "collective"], "imdb_cory_tiny"),  # as the file has it
         (
             ["--seed", "3", "--algorithm", "grpo", "--group_size", "4"],

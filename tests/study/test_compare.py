@@ -14,7 +14,7 @@ from matplotlib import pyplot
 from cory.errors import UserError
 from cory.report.page import run_page
 from cory.report.plots import COLOURS, colours
-from cory.run.output import replacing
+from cory.run.folder import write_bytes
 from study import plots
 from study.caveats import caveats
 from study.compare import command_line, comparison_page, write
@@ -123,14 +123,13 @@ def test_a_full_disk_leaves_no_run_with_a_row_alone(tmp_path, monkeypatch):
     make_run(tmp_path / "run")
     study = of_records([read(tmp_path / "run")], families=["PPO"])
     for name in ("metrics.csv.gz", "final.csv"):
-        written = replacing
 
-        def full(path, name=name, written=written):
+        def full(path, content, name=name):
             if path.name == name:
                 raise OSError(28, "No space left on device")
-            return written(path)
+            write_bytes(path, content)
 
-        monkeypatch.setattr("study.frame.replacing", full)
+        monkeypatch.setattr("study.frame.write_bytes", full)
         with pytest.raises(OSError, match="No space"):
             write_study(study, tmp_path)
         assert not (tmp_path / "runs.csv").exists()

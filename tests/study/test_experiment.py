@@ -143,9 +143,9 @@ scales:
 @pytest.mark.parametrize(
     "file, content, changed",
     [
-        ("rewards.py", "def length(completions):\n    return [9.0]\n", "the source of the reward"),
-        ("prompts.jsonl", '{"prompt": "another"}\n', "the training data prompts.jsonl has changed"),
-        ("models/policy/config.json", '{"a": 1}', "the model models/policy of model.name"),
+        ("rewards.py", "def length(completions):\n    return [9.0]\n", "fingerprint.reward_sha256"),
+        ("prompts.jsonl", '{"prompt": "another"}\n', "fingerprint.dataset_sha256"),
+        ("models/policy/pytorch_model.bin", "other", "the model models/policy of model.name"),
     ],
 )
 def test_a_finished_run_of_files_that_have_changed_is_not_taken_for_one_of_the_new(
@@ -179,7 +179,7 @@ def test_a_finished_run_of_files_that_have_changed_is_not_taken_for_one_of_the_n
     assert planned().state() == "finished"
     (tmp_path / file).write_text(content)
     with pytest.raises(
-        UserError, match=rf"runs/tiny/.*got one of other settings \({changed}.*--runs"
+        UserError, match=rf"runs/tiny/.*got one of other settings \(.*{changed}.*--runs"
     ):
         planned().state()
 
@@ -789,23 +789,12 @@ def test_a_group_takes_the_rows_of_another_experiment(tmp_path, judged, capsys):
         experiment.command_line([*argv, "--out", str(tmp_path / "results/another")])
 
 
-def test_rows_without_a_comparison_are_gone_on_with_and_another_file_of_that_name_is_kept(
-    tmp_path, judged
-):
+def test_rows_without_a_comparison_are_gone_on_with(tmp_path, judged):
     out = tmp_path / "results/a"
     trial(tmp_path, "--seeds", "1")
     (out / "comparison.md").unlink()  # as in the folders of the repository
     trial(tmp_path)
     assert len(list(csv.DictReader(open(out / "runs.csv")))) == 4
-
-    other = tmp_path / "results/b/runs.csv"
-    other.parent.mkdir()
-    other.write_text("date,kilometres\n")
-    with pytest.raises(
-        UserError, match=r"--out: expected a new folder.*runs.csv would be replaced"
-    ):
-        trial(tmp_path, out="b")
-    assert other.read_text() == "date,kilometres\n"
 
 
 def test_rows_of_another_experiment_are_not_written_over(tmp_path, judged):

@@ -25,36 +25,6 @@ def content(folder):
     }
 
 
-def taken(tmp_path):
-    """Places that results must not replace: a run, an evaluation, a user's folder, and a file."""
-    run = make_run(tmp_path / "places/run")
-    (run / "curves.png").write_bytes(b"curves of the run")
-    for name, file in (("evaluation", "report.html"), ("user", "runs.csv")):
-        (tmp_path / "places" / name).mkdir()
-        (tmp_path / "places" / name / file).write_text("mine")
-    (tmp_path / "places/file").write_text("mine")
-    return tmp_path / "places"
-
-
-@pytest.mark.parametrize("name", ["run", "evaluation", "user", "file"])
-def test_a_comparison_replaces_nothing_but_a_comparison(tmp_path, name):
-    make_run(tmp_path / "runs/a")
-    places = taken(tmp_path)
-    before = content(places)
-    with pytest.raises(UserError, match=r"--out: expected a"):
-        compare.command_line([str(tmp_path / "runs/a"), "--out", str(places / name)])
-    with pytest.raises(UserError, match=r"--out: expected a"):  # before anything is trained
-        argv = [
-            str(ROOT / "configs/experiments/imdb_curves.yaml"),
-            "--scale",
-            "tiny",
-            "--runs",
-            str(tmp_path / "new"),
-        ]
-        experiment.command_line([*argv, "--out", str(places / name)])
-    assert content(places) == before and not (tmp_path / "new").exists()
-
-
 def test_a_comparison_is_written_at_once_and_again(tmp_path, monkeypatch):
     make_run(tmp_path / "runs/a")
     study = compared(tmp_path / "runs")
@@ -117,22 +87,6 @@ def test_a_comparison_keeps_the_figures_of_results_that_it_did_not_write(tmp_pat
     write(study, tmp_path / "out")
     assert (tmp_path / "out/curves.png").exists()
     assert not (tmp_path / "out/metrics.csv.gz").exists()
-
-
-@pytest.mark.parametrize(
-    "name", ["run/metrics.jsonl", "user/runs.csv", "user", "file/below/report.html"]
-)
-def test_a_result_file_replaces_nothing_but_an_earlier_one(tmp_path, name):
-    make_run(tmp_path / "runs/a")
-    places = taken(tmp_path)
-    before = content(places)
-    for command in (
-        lambda out: report.command_line([str(tmp_path / "runs/a"), "--out", out]),
-        lambda out: claims.command_line(["--results", str(tmp_path), "--out", out]),
-    ):
-        with pytest.raises(UserError, match=r"--out: expected a (new )?file"):
-            command(str(places / name))
-    assert content(places) == before
 
 
 def test_frozen_results_are_replaced_by_no_comparison(tmp_path):

@@ -334,12 +334,9 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     assert {"task_reward", "task_reward_ci", "kl", "combined_reward"} < set(evaluation["rows"][0])
     # The fixture's held-out rows are its first ones.
     assert evaluation["in_training"] == {"my": 1.0, "one": 1.0}
-    assert (
-        command("cory.train", "--resume", "runs/my", "--iterations", "3", "--eval_every", "3")[0]
-        == 0
-    )
+    assert command("cory.train", "--resume", "runs/my", "--iterations", "3")[0] == 0
     last = json.loads((here / "runs/my/metrics.jsonl").read_text().splitlines()[-1])
-    assert last["iteration"] == 2 and last["eval_task_reward"] >= 0
+    assert last["iteration"] == 2
     (here / "rewards.py").write_text(REWARDS + "\n")
     elsewhere = ("cory.train", "--resume", "runs/my", "--output", "runs/other")
     assert "output: expected none, as a resumed run goes on in its" in command(*elsewhere).error
@@ -347,7 +344,7 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     elsewhere = ("cory.train", "--config", "other.yaml", "--resume", "runs/my")
     assert "output: expected none, as a resumed run goes on in its" in command(*elsewhere).error
     status, _, error = command("cory.train", "--resume", "runs/my", "--iterations", "4")
-    assert status == 2 and "the source of the reward, rewards.py, or" in error
+    assert status == 2 and "fingerprint.reward_sha256" in error
 
 
 def test_a_single_file_has_no_held_out_prompts(here):

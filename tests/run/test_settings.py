@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 
 from cory.command import load
-from cory.run.record import named
+from cory.run.settings import named
 from cory.yaml_file import yaml_text
 from imdb_train.config import ImdbConfig
 

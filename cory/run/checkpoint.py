@@ -1,0 +1,305 @@
+"""How a run is saved and continued. What has its name is whole: everything is written beside it and renamed.
+
+    RUN/checkpoints/iter-000090/     the state before iteration 90, counted from 0
+        state.json                   a `Checkpoint`
+        agent_1.safetensors, ...     of each trained agent weights, value head, the optimizer's state
+
+Random numbers need no file, as those of an iteration derive from its number (`cory/streams.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import NonNegativeInt, TypeAdapter
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+import cory.command as command
+from cory.config import Config
+from cory.errors import NotFinite, UserError
+from cory.identity import check_models, versions
+from cory.parallel import distributed, sharding
+from cory.run.folder import (
+    SUMMARY,
+    Run,
+    finished_iterations,
+    flush,
+    locked,
+    new_folder,
+    unfinished_folder,
+    write_text,
+)
+from cory.run.settings import differences
+from cory.yaml_file import yaml_text
+
+if TYPE_CHECKING:
+    from cory.agent import Agent
+    from cory.callbacks import Callback
+    from cory.trainer import CoryTrainer
+
+CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name
+
+
+@dataclass
+class RunState:
+    """How far a run is.
+
+    Args:
+        iteration: the next one, from 0.
+        stopped_by: the guard that has ended the run, such as `guards.patience`, or "a callback"; None: nothing has.
+    """
+
+    iteration: int = 0
+    stopped_by: str | None = None
+
+
+@dataclass
+class Checkpoint:
+    """What state.json holds: the state of a run between two iterations, besides its agents' tensors.
+
+    Args:
+        iteration, stopped_by: those of `RunState`.
+        processes: how many the run has.
+        settings: the contents of config.yaml: settings, the task's fingerprint, versions.
+        agents: by name, the numbers of its learner.
+        callbacks: their states, in their order.
+        lengths: bytes of the run's .jsonl files that count, by name. Later lines are of iterations that are computed
+            again.
+    """
+
+    iteration: NonNegativeInt
+    stopped_by: str | None
+    processes: int
+    settings: dict[str, Any]
+    agents: dict[str, dict[str, Any]]
+    callbacks: list[dict[str, Any]]
+    lengths: dict[str, NonNegativeInt]
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """The checkpoints of a run, the newest one last."""
+    paths = [path for path in (run / "checkpoints").glob("iter-*") if path.name[5:].isdigit()]
+    return sorted(paths, key=lambda path: int(path.name[5:]))
+
+
+def save(
+    run: Run, state: RunState, agents: Sequence[Agent], callbacks: Sequence[Callback], keep: int
+) -> None:
+    """Writes a checkpoint, and removes all but the newest `keep`. All processes must call this."""
+    folder = run.folder / "checkpoints"
+    target = folder / f"iter-{state.iteration:06d}"
+    if distributed.broadcast_object(target.exists()):  # saved already
+        return
+    if run.writes:
+        unfinished = unfinished_folder(folder)
+    numbers = {}
+    for agent in agents:
+        tensors, numbers[agent.name] = agent.state()
+        tensors = sharding.gathered_tensors(tensors)
+        if run.writes:
+            save_file(tensors, unfinished / f"{agent.name}.safetensors")
+    if not run.writes:
+        return
+
+    # Lines are on the disk before their bytes count.
+    lengths = {}
+    for file in run.folder.glob("*.jsonl"):
+        flush(file)
+        lengths[file.name] = file.stat().st_size
+    content = Checkpoint(
+        iteration=state.iteration,
+        stopped_by=state.stopped_by,
+        processes=distributed.world_size(),
+        settings=dict(run.record),
+        agents=numbers,
+        callbacks=[callback.state_dict() for callback in callbacks],
+        lengths=lengths,
+    )
+    (unfinished / "state.json").write_text(json.dumps(asdict(content), indent=1), encoding="utf-8")
+    for file in unfinished.iterdir():
+        flush(file)
+    flush(unfinished)
+    os.replace(unfinished, target)
+    flush(folder)
+
+    for old in checkpoints(run.folder)[:-keep]:
+        os.replace(old, unfinished)  # a kill while it is deleted leaves none that looks whole
+        shutil.rmtree(unfinished)
+
+
+@contextmanager
+def open_run(trainer: CoryTrainer) -> Iterator[Run]:
+    """The run of a trainer: a new one, or the one that `config.resume` names, whose state is loaded.
+
+    No other process can write its folder until the block ends. An error of the block gets a note that names the newest
+    checkpoint and the command that continues from there.
+
+    Raises a UserError: the run cannot be continued with these settings, or its folder cannot be written.
+    """
+    config = trainer.config
+    record = run_record(config, trainer.fingerprint())
+    with ExitStack() as lock:
+        # The main process looks, and the others follow it.
+        found = None
+        if distributed.is_main():
+            folder = _folder(config, trainer.name)
+            lock.enter_context(locked(folder))
+            saved = _saved(folder, config, record)
+            found = folder, saved, saved is not None and _has_ended(folder, saved, config)
+        folder, saved, has_ended = distributed.broadcast_object(found)
+
+        if not has_ended:
+            if saved is not None:
+                record["date"] = saved.settings["date"]  # chat templates may write it
+                _load(saved, folder, trainer)
+            if distributed.is_main():
+                for file in folder.glob("*.jsonl"):
+                    os.truncate(file, saved.lengths.get(file.name, 0) if saved else 0)
+                write_text(folder / "config.yaml", yaml_text(record))
+            distributed.barrier()
+
+        writes = distributed.is_main() and not has_ended
+        run = Run(folder, record, writes, resumed=saved is not None, finished=has_ended)
+        with run.exits:
+            try:
+                yield run
+            except Exception as error:
+                error.add_note(_advice(folder, error))
+                raise
+
+
+def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The contents of config.yaml, also kept in checkpoints: a run's settings, its task's fingerprint, versions, date.
+
+    What concerns one start alone has its default, so that the file can configure a new run.
+    """
+    record = asdict(config) | {"output": None, "resume": None}
+    record |= {"fingerprint": dict(fingerprint), "versions": versions()}
+    record["date"] = date.today().isoformat()
+    return json.loads(json.dumps(record))  # as it is read again
+
+
+def _folder(config: Config, name: str) -> Path:
+    """The folder in which the run continues or begins."""
+    if config.resume is None:
+        return new_folder(config.output, name)
+    if config.resume == "auto":
+        if config.output is None:
+            raise UserError("resume: auto: expected output, the folder of the run, got null")
+        folder = Path(config.output)
+        return folder if folder.is_dir() else new_folder(config.output, name)
+    folder = Path(config.resume)
+    if not (folder / "config.yaml").exists():
+        raise UserError(f"resume: expected auto, or the folder of a run, got {config.resume!r}")
+    return folder
+
+
+def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoint | None:
+    """The newest checkpoint of the run to continue; None: it begins."""
+    paths = checkpoints(folder)
+    if not paths:
+        if config.resume is None or (config.resume == "auto" and not (folder / SUMMARY).exists()):
+            return None
+        raise UserError(
+            f"resume: expected a checkpoint in {folder}, got none. A new run with its settings: --config "
+            f"{folder}/config.yaml"
+        )
+    try:
+        content = json.loads((paths[-1] / "state.json").read_text(encoding="utf-8"))
+        saved = TypeAdapter(Checkpoint).validate_python(content)
+    except (OSError, ValueError) as error:
+        raise _damaged(paths[-1], error) from None
+
+    for key, (before, now) in differences(saved.settings, record).items():
+        raise UserError(
+            f"resume: expected {key}: {before!r} of {folder}, got {now!r}. A new run can start from its agents "
+            f"(model.name: {folder}/agent_1)"
+        )
+    check_models(
+        saved.settings["fingerprint"]["models"], record["fingerprint"]["models"], str(folder)
+    )
+    if saved.processes != distributed.world_size():
+        raise UserError(
+            f"resume: expected {saved.processes} processes, with which {folder} began, got {distributed.world_size()}"
+        )
+    if config.iterations < saved.settings["iterations"]:
+        raise UserError(
+            f"iterations: expected at least {saved.settings['iterations']}, as {folder} has, got {config.iterations}"
+        )
+    for name, length in saved.lengths.items():
+        file = folder / name
+        if not file.exists() or file.stat().st_size < length:
+            raise UserError(f"resume: expected at least {length} bytes in {file}, got fewer")
+    return saved
+
+
+def _has_ended(folder: Path, saved: Checkpoint, config: Config) -> bool:
+    """Whether all is done and saved, which is printed."""
+    if finished_iterations(folder) != saved.iteration:
+        return False
+    if saved.stopped_by is not None:
+        print(
+            f"{folder} is finished: {saved.stopped_by} ended it after iteration {saved.iteration}. To train its agents "
+            f"further, start a run from them (model.name: {folder}/agent_1).",
+            flush=True,
+        )
+        return True
+    if config.iterations == saved.iteration:
+        print(f"{folder} is finished: iterations = {saved.iteration} are done.", flush=True)
+        return True
+    return False
+
+
+def _load(saved: Checkpoint, folder: Path, trainer: CoryTrainer) -> None:
+    """Loads a checkpoint into the trainer's agents and callbacks."""
+    path = checkpoints(folder)[-1]
+    try:
+        for agent in trainer.trained_agents:
+            tensors = load_file(path / f"{agent.name}.safetensors")
+            agent.load_state(tensors, saved.agents[agent.name])
+    except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
+        raise _damaged(path, error) from None
+    if len(saved.callbacks) != len(trainer.callbacks):
+        raise UserError(f"resume: expected the callbacks with which {folder} began, got others")
+    for callback, state in zip(trainer.callbacks, saved.callbacks, strict=True):
+        callback.load_state_dict(state)
+    trainer.state = RunState(saved.iteration, saved.stopped_by)
+    if distributed.is_main():
+        print(
+            f"Resuming {folder} from {path}: next is iteration {saved.iteration + 1}.", flush=True
+        )
+
+
+def _damaged(path: Path, error: Exception) -> UserError:
+    reason = " ".join(str(error).split())
+    return UserError(
+        f"resume: {path} is damaged ({reason}). Delete that folder to continue from the checkpoint before it"
+    )
+
+
+def resume_command(run: Path) -> str:
+    """How to continue a run: the command, or the setting if this process was started from Python code."""
+    if command.from_command_line:
+        return f"{command.invocation()} --resume {shlex.quote(str(run))}"
+    return f"config.resume = {str(run)!r}"
+
+
+def _advice(run: Path, error: Exception) -> str:
+    """What the message of a run that failed ends with."""
+    paths = checkpoints(run)
+    if not paths:
+        return f"No checkpoint is saved. A new run with its settings: --config {run}/config.yaml"
+    text = f"The newest checkpoint is {paths[-1]}."
+    if isinstance(error, NotFinite):
+        return f"{text} Continued, it would fail again: try a new run with a smaller ppo.learning_rate."
+    return f"{text} Continue with: {resume_command(run)}"

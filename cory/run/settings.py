@@ -1,0 +1,79 @@
+"""The settings of a run, config.yaml, and which may differ when it continues. Importing this does not import torch."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cory.config import FREE as FREE_SETTINGS
+from cory.config import AgentConfig
+from cory.errors import UserError
+from cory.yaml_file import read_yaml
+
+# What may differ when a run continues, besides settings.
+FREE = FREE_SETTINGS | {
+    "versions",
+    "date",  # that of the first start is kept
+    "fingerprint.models",  # compared by `cory.identity.check_models`
+}
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """A run's config.yaml: settings, fingerprint, versions. Nothing in it is executed.
+
+    Raises a UserError if there is none, or if it names code.
+    """
+    try:
+        settings = read_yaml(run / "config.yaml")
+    except (OSError, UnicodeError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"expected the folder of a run, with a config.yaml, got {str(run)!r} ({reason})"
+        ) from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{run / 'config.yaml'}: expected settings, got {settings!r}")
+    return settings
+
+
+def named(folder: Path) -> Path:
+    """The folder by a path that ends with its name: not `.` or `..`."""
+    return folder if folder.name not in ("", "..") else folder.resolve()
+
+
+def differences(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], free: frozenset[str] = FREE
+) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys in which the config.yaml of two runs differ, but for those of `free`, with both values.
+
+    What identifies data and rewards (`fingerprint`) counts where both have it.
+    """
+    if saved.get("ppo", {}).get("schedule", "constant") != "constant":
+        free = free - {"iterations"}
+    return _different_keys(saved, wanted, free, "")
+
+
+def _different_keys(
+    saved: Mapping[str, Any], wanted: Mapping[str, Any], free: frozenset[str], prefix: str
+) -> dict[str, tuple[Any, Any]]:
+    found: dict[str, tuple[Any, Any]] = {}
+    for key in dict.fromkeys([*saved, *wanted]):
+        name = f"{prefix}{key}"
+        old = saved.get(key)
+        new = wanted.get(key)
+        if name in free or ((old is None or new is None) and name.startswith("fingerprint")):
+            continue
+        if name == "agents":
+            old = _without_devices(old)
+            new = _without_devices(new)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            found |= _different_keys(old, new, free, f"{name}.")
+        elif old != new:
+            found[name] = (old, new)
+    return found
+
+
+def _without_devices(entries: Sequence[Mapping[str, Any]] | None) -> list[AgentConfig]:
+    """The entries of `agents` without their devices; empty if nothing is left of any of them."""
+    agents = [AgentConfig(**{**entry, "device": None}) for entry in entries or []]
+    return agents if any(agent != AgentConfig() for agent in agents) else []
