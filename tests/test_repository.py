@@ -205,7 +205,6 @@ ORDER = [
     "cory.evaluation",
     "cory.hub",
     "cory.callbacks",
-    "cory.opening",
     "cory.trainer",
     "cory.train",
     "cory.chat",
