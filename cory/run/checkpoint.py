@@ -147,7 +147,6 @@ def open_run(trainer: CoryTrainer) -> Iterator[Run]:
     Raises a UserError: the run cannot be continued with these settings, or its folder cannot be written.
     """
     config = trainer.config
-    config.check_tracker()
     record = run_record(config, trainer.fingerprint())
     with ExitStack() as lock:
         # The main process looks, and the others follow it.

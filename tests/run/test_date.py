@@ -7,7 +7,7 @@ import pytest
 from conftest import sentences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import cory.run.folder
+import cory.run.checkpoint
 from cory import evaluate
 from cory.agent import make_agents
 from cory.callbacks import Callback
@@ -68,7 +68,7 @@ def test_a_run_that_is_continued_or_evaluated_on_another_day_has_the_same_prompt
             return date.fromisoformat(LONG_AGO)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cory.run.folder, "date", Then)
+        patch.setattr(cory.run.checkpoint, "date", Then)
         folder, texts = train(dated_config)
     assert texts
     assert all(text.startswith(f"{LONG_AGO}|") for text in texts)

@@ -45,7 +45,7 @@ for life in range(11):
         run()
         os._exit(0)
     if life < 10:
-        process, seconds = psutil.Process(child), 0.3 + 0.6 * rng.random()
+        process, seconds = psutil.Process(child), 0.1 + 0.3 * rng.random()
         while sum(process.cpu_times()[:2]) < seconds and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.01)
         time.sleep(0.05 * rng.random())

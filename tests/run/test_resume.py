@@ -211,7 +211,7 @@ def test_with_a_schedule_and_restarted_learners_it_ends_the_same(one, tmp_path):
 def test_what_was_recorded_after_the_checkpoint_is_computed_again(one, whole, tmp_path):
     config = replace(one, output=str(tmp_path / "run"), checkpoint=CheckpointConfig(save_every=3))
     failing = after(count_good, 3 + 6, lambda: 1 / 0)
-    with pytest.raises(UserError, match="ZeroDivisionError") as error:
+    with pytest.raises(ZeroDivisionError) as error:
         make_trainer(config, failing).train()
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2 * 5
     notes = "\n".join(error.value.__notes__)
@@ -224,7 +224,7 @@ def test_what_was_recorded_after_the_checkpoint_is_computed_again(one, whole, tm
 
 def test_a_run_without_a_checkpoint_begins_again(one, whole, tmp_path):
     config = replace(one, output=str(tmp_path / "run"), resume="auto")
-    with pytest.raises(UserError):
+    with pytest.raises(ZeroDivisionError):
         make_trainer(config, after(count_good, 3 + 1, lambda: 1 / 0)).train()
     with pytest.raises(UserError, match="expected a checkpoint"):
         make_trainer(replace(one, resume=str(tmp_path / "run"))).train()
