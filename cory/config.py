@@ -579,7 +579,7 @@ class Config(Settings):
         precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
         resume: Run to continue from its newest checkpoint: its folder, from which settings are read; or
             `auto`: the run in `output` if it has a checkpoint, else a new run there. null: a new run.
-        tracker: Where metrics and sample texts go besides the run's folder. wandb works offline without an account.
+        tracker: Where metrics go besides the run's folder. wandb needs an account, or the variable WANDB_MODE=offline.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.
