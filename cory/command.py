@@ -254,7 +254,7 @@ def _read_line(
 
     run = _resumed_run(flags.get("resume"))
     file = _file(parsed.config, run, default)
-    of_file = {} if file is None else _flat(kind, read_yaml(file))
+    of_file = {} if file is None else _values_of(file, kind)
     values = _flat(kind, asdict(kind())) | of_file
     if parsed.help:
         show_values(parser, values)
@@ -267,6 +267,10 @@ def _read_line(
                 raise UserError(
                     f"{key}: expected 1, as this script trains a single agent, got {flags[key]}"
                 )
+    if run is not None and parsed.config:
+        raise UserError(
+            f"config: expected none, as {run} is continued with its own settings, got {parsed.config[0]!r}"
+        )
     if run is not None and Path(flags.get("output") or run).resolve() != run.resolve():
         raise UserError(
             f"output: expected none, as {run} is continued in its folder, got {flags['output']!r}"
@@ -286,6 +290,15 @@ def _read_line(
     return config, file, changed
 
 
+def _values_of(file: Path, kind: type[Settings]) -> dict[str, Any]:
+    """What a file says, by dotted keys."""
+    content = read_yaml(file)
+    try:
+        return _flat(kind, content)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+
+
 def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
     """The settings of a file, checked like a command line. Raises a UserError if they are not those of `kind`."""
     try:
@@ -300,6 +313,10 @@ def _flat(kind: type[Settings], settings: Mapping[str, Any], prefix: str = "") -
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
+        if "." in str(key):
+            raise UserError(
+                f"{name}: unknown key. In a file, the keys of a block stand below its name"
+            )
         if key in inner and isinstance(value, Mapping):
             flat |= _flat(inner[key], value, f"{name}.")
         elif name not in BESIDE_SETTINGS:

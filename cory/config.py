@@ -664,7 +664,7 @@ class Config(Settings):
             return
         if self.cory.num_roles != 2:
             raise UserError(
-                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only the second of two branches, "
+                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only chains of two branch, "
                 f"got {self.branches}"
             )
         if not self.cory.knowledge_transfer:

@@ -11,6 +11,7 @@ from cory.callbacks.callback import Callback
 from cory.config import Config
 from cory.errors import UserError
 from cory.iteration import Iteration
+from cory.run.folder import write_text
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -103,7 +104,7 @@ def wandb_options(run: Run) -> dict[str, Any]:
 
     file = run.folder / "wandb_id"
     if not file.exists():
-        file.write_text(secrets.token_hex(4), encoding="utf-8")
+        write_text(file, secrets.token_hex(4))
     return {
         "dir": str(run.folder),
         "id": file.read_text(encoding="utf-8"),

@@ -222,8 +222,8 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
 
     for key, (before, now) in differences(saved.settings, record).items():
         raise UserError(
-            f"resume: expected {key}: {before!r} of {folder}, got {now!r}. A new run can start from its agents "
-            f"(model.name: {folder}/agent_1)"
+            f"resume: expected {key}: {before!r} of {folder}, got {now!r}. A new run can start from the agents of one "
+            "that is finished (model.name: RUN/agent_1)"
         )
     check_models(
         saved.settings["fingerprint"]["models"], record["fingerprint"]["models"], str(folder)

@@ -159,6 +159,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """As `write_text`."""
     unfinished = path.with_name(f"{UNFINISHED}-{path.name}")
     unfinished.write_bytes(content)
+    flush(unfinished)
     os.replace(unfinished, path)
 
 
@@ -178,6 +179,8 @@ def filled(folder: Path) -> Iterator[Path]:
     unfinished = unfinished_folder(folder)
     try:
         yield unfinished
+        for file in unfinished.rglob("*"):
+            flush(file)
         for path in sorted(unfinished.iterdir()):
             target = folder / path.name
             if target.is_dir():  # one that is deleted in part would look whole
