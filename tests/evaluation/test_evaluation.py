@@ -349,7 +349,7 @@ def test_an_evaluation_that_was_interrupted_begins_anew_and_one_that_ended_is_ke
             raise OSError("away")
         return count_good(prompts, completions)
 
-    with pytest.raises(UserError):
+    with pytest.raises(OSError, match="away"):
         evaluate([policy_folder], replace(held_out, reward=fails), chosen)
     assert not list((tmp_path / "evaluation").glob("[!.]*"))
     done = evaluate([policy_folder], held_out, chosen)

@@ -113,7 +113,7 @@ def test_shipped_configurations_are_named_as_in_a_checkout(site_packages, tmp_pa
         site_packages, tmp_path, "gsm8k_train.ppo", "--config", "configs/gsm8k/llama2_7b.yaml"
     )
     assert done.returncode == 2
-    assert f"{file}: iterations: expected" in done.stderr and "got -3" in done.stderr
+    assert f"{file}: iterations: " in done.stderr and "got -3" in done.stderr
 
 
 def test_a_file_of_the_current_folder_comes_before_a_shipped_one(tmp_path, monkeypatch):
