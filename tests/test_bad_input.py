@@ -22,9 +22,8 @@ from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.models.load import load_policy
 from cory.parallel.devices import choose_device
-from cory.prompts import RolePrompts
 from cory.rewards import Classifier, load_classifier
-from cory.schedule import RoleSchedule
+from cory.roles import RolePrompts, RoleSchedule
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig

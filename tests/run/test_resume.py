@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from conftest import make_config, sentences
 
+from cory import Callback
 from cory.agent import make_agents
-from cory.callbacks import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import NotFinite, UserError
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer

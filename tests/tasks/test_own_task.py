@@ -17,8 +17,8 @@ from cory.errors import UserError
 from cory.evaluation.folder import read_responses
 from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
-from cory.prompts import RolePrompts
 from cory.rewards import score_by_function
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study import experiment
