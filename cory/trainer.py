@@ -37,7 +37,7 @@ from cory.run.callbacks import (
 from cory.run.checkpoint import CALLBACK, RunState, open_run, resume_command, save
 from cory.run.clock import timed
 from cory.run.folder import Run
-from cory.run.records import measure, sampled_texts, timings
+from cory.run.measure import measure, sampled_texts, timings
 from cory.run.signals import Interrupted, Signals
 from cory.run.trackers import Trackers
 from cory.streams import Purpose, Stream, response_limit

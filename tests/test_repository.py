@@ -203,7 +203,7 @@ ORDER = [
     "cory",
     "cory.evaluation",
     "cory.hub",
-    "cory.run.records",
+    "cory.run.measure",
     "cory.run.callbacks",
     "cory.run.trackers",
     "cory.trainer",

@@ -28,7 +28,7 @@ from cory.rewards import score_rollouts, score_team
 from cory.roles import query_text
 from cory.run.clock import peak_memory_mb
 from cory.run.folder import BEST, SUMMARY, filled, write_text
-from cory.run.records import MEANING, NUM_QUERIES, describe
+from cory.run.measure import MEANING, NUM_QUERIES, describe
 from cory.run.report import write_run_report
 from cory.run.tables import (
     ended_early,

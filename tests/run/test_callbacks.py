@@ -82,6 +82,28 @@ def test_an_iteration_holds_what_happened(config):
     assert [sample for iteration in seen for sample in iteration.samples] == samples
 
 
+def test_what_a_callback_adds_to_a_record_is_written(config):
+    class Adds(Callback):
+        def on_iteration_end(self, trainer, iteration):
+            assert len(trainer.run.history) == 2 * iteration.index
+            for record in iteration.records:
+                record["iteration_from_1"] = iteration.index + 1
+
+    run = train(config, Adds())
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    assert [line["iteration_from_1"] for line in lines] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert lines == run.history
+
+
+def test_fixed_texts_are_sampled_before_the_first_update(config):
+    summary = json.loads((train(config).folder / "summary.json").read_text())
+    kl = {
+        stage: max(sample["kl"] for samples in by_agent.values() for sample in samples)
+        for stage, by_agent in summary["samples"].items()
+    }
+    assert kl["before"] == 0 < kl["after"]
+
+
 def test_events_come_in_their_order(config):
     events = []
 

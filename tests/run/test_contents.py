@@ -121,7 +121,7 @@ def test_the_page_of_a_run(tmp_path):
     ]
     (table,) = page.tables
     assert table.rows[0][""] == "as pioneer"
-    assert table.rows[0]["task_reward"] == "0.100 → 0.733"
+    assert table.rows[0]["task reward"] == "0.100 → 0.733"
     assert titles(page) == {
         "the film": ["CORY · before training", "CORY · after training"],
         "query 0": ["CORY · iteration 0"],
