@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from cory.agent import Agent
+from cory.config import Config
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
+from cory.parallel import distributed
+from cory.streams import response_limit
+
+if TYPE_CHECKING:
+    from cory.task import Task
 
 T = TypeVar("T")
 
@@ -40,6 +46,21 @@ class Batch(NamedTuple):
         return [
             repeated(rollout.completions, self.branches_of(role)) for rollout in rollouts[:role]
         ]
+
+
+def draw_batch(task: "Task", config: Config, k: int) -> Batch:
+    """This process's part of the queries of iteration `k`, each as often as its group has chains."""
+    queries = task.batch(k, config.queries_per_iteration, config.seed)
+    rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
+    columns = {
+        name: repeated(values, config.chains_per_query)[rows_of_process]
+        for name, values in queries.items()
+    }
+    sampling = config.sampling
+    max_new_tokens = response_limit(
+        config.seed, k, sampling.min_new_tokens, sampling.max_new_tokens
+    )
+    return Batch(columns, max_new_tokens, config.branches)
 
 
 def repeated(values: Sequence[T], times: int) -> list[T]:

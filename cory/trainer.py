@@ -15,7 +15,7 @@ from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, UserError
 from cory.identity import data_hash, policy_models
-from cory.iteration import Batch, Iteration, repeated
+from cory.iteration import Batch, Iteration, draw_batch
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
@@ -40,7 +40,7 @@ from cory.run.folder import Run
 from cory.run.measure import measure, sampled_texts, timings
 from cory.run.signals import Interrupted, Signals
 from cory.run.trackers import Trackers
-from cory.streams import Purpose, Stream, response_limit
+from cory.streams import Purpose, Stream
 from cory.task import Task, check_fits
 
 
@@ -164,7 +164,7 @@ class CoryTrainer:
         seconds: dict[str, float] = {}
         self._restart_learners(k)
         chain = [self.agents[index] for index in self.schedule.order(k)]  # Eq. 5
-        batch = self._batch(k)
+        batch = draw_batch(self.task, self.config, k)
 
         # The pioneer answers the query; every later role also reads the response before it (Eq. 3).
         with timed(seconds, "generate"):
@@ -311,29 +311,12 @@ class CoryTrainer:
             fingerprint["held_out_sha256"] = data_hash(self.eval_dataset)
         return fingerprint | {"models": policy_models(self.config) | self.task.models()}
 
-    # An iteration's chain, queries and prompts
-
     def _restart_learners(self, k: int) -> None:
         """Restarts every agent's learner each `cory.reset_every` iterations."""
         reset_every = self.config.cory.reset_every
         if reset_every and k > 0 and k % reset_every == 0:
             for agent in self.agents:
                 agent.restart()
-
-    def _batch(self, k: int) -> Batch:
-        """This process's part of the queries of iteration `k`, each as often as its group has chains."""
-        config = self.config
-        queries = self.task.batch(k, config.queries_per_iteration, config.seed)
-        rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
-        columns = {
-            name: repeated(values, config.chains_per_query)[rows_of_process]
-            for name, values in queries.items()
-        }
-
-        max_new_tokens = response_limit(
-            config.seed, k, config.sampling.min_new_tokens, config.sampling.max_new_tokens
-        )
-        return Batch(columns, max_new_tokens, config.branches)
 
     def _respond(
         self,
