@@ -98,8 +98,14 @@ def finished_iterations(run: Path) -> int | None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file; none where there is no file. Raises a UserError as `parse_rows` does."""
-    return parse_rows(path.read_text(encoding="utf-8"), str(path)) if path.exists() else []
+    """The rows of a JSON Lines file; none where there is no file. Raises a UserError if it is no such file."""
+    if not path.exists():
+        return []
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: expected lines of json ({error})") from None
+    return parse_rows(text, str(path))
 
 
 def parse_rows(text: str, name: str) -> list[dict[str, Any]]:
