@@ -189,8 +189,8 @@ def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) ->
     """Random queries, scored by the classifier."""
     import numpy as np
 
-    from cory.prompts import RolePrompts
     from cory.rewards import Classifier
+    from cory.roles import RolePrompts
     from cory.task import Task
 
     rng = np.random.default_rng(0)

@@ -87,20 +87,17 @@ class Bench:
     def ours(self) -> Callable[[int], Seconds]:
         """`CoryTrainer`."""
         from cory.agent import make_agents
-        from cory.callbacks.metrics import measure
-        from cory.run.clock import timed
         from cory.trainer import CoryTrainer
 
         agents = make_agents(self.config)
         trainer = CoryTrainer(self.config, agents, self.task)
 
         def iteration(k: int) -> Seconds:
-            done = trainer.iteration(k)
+            timings = trainer.iteration(k).timings
+            seconds = {phase: timings[f"seconds_{phase}"] for phase in PHASES}
             # Statistics of the update are part of every way's update.
-            with timed(done.seconds, "learn"):
-                measure(trainer, done)
-            done.seconds["learn"] += done.seconds["record"]
-            return {phase: done.seconds[phase] for phase in PHASES}
+            seconds["learn"] += timings["seconds_record"]
+            return seconds
 
         iteration.agents, iteration.trainer = agents, trainer  # type: ignore[attr-defined]
         return iteration

@@ -5,26 +5,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cory.agent import Agent, make_agents  # noqa: F401
-    from cory.callbacks import Callback  # noqa: F401
     from cory.config import Config  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
     from cory.errors import UserError  # noqa: F401
     from cory.evaluation.evaluate import evaluate  # noqa: F401
     from cory.iteration import Iteration  # noqa: F401
     from cory.models.rollout import Rollout  # noqa: F401
-    from cory.prompts import RolePrompts  # noqa: F401
-    from cory.schedule import RoleSchedule  # noqa: F401
+    from cory.roles import RolePrompts, RoleSchedule  # noqa: F401
+    from cory.run.callbacks import Callback  # noqa: F401
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
 
 HOME = {
     "Agent": "agent",
-    "Callback": "callbacks",
+    "Callback": "run.callbacks",
     "Config": "config",
     "CoryTrainer": "trainer",
     "Iteration": "iteration",
-    "RolePrompts": "prompts",
-    "RoleSchedule": "schedule",
+    "RolePrompts": "roles",
+    "RoleSchedule": "roles",
     "Rollout": "models.rollout",
     "Task": "task",
     "UserError": "errors",

@@ -45,7 +45,7 @@ from cory.models.text import (
 from cory.models.vllm import Engine
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, choose_device, configure
-from cory.prompts import Prompt
+from cory.roles import Prompt
 from cory.streams import Purpose, Stream
 
 

@@ -23,10 +23,10 @@ from cory.evaluation.lineup import reward_differs, with_prompts_of
 from cory.evaluation.responses import load, reply
 from cory.identity import check_models, policy_models
 from cory.parallel.devices import choose_device
-from cory.prompts import check_prompt
-from cory.report.escape import one_line, printable
 from cory.rewards import score_by_function, score_chains
+from cory.roles import check_prompt
 from cory.run.settings import named, read_settings
+from cory.run.tables import one_line, printable
 from cory.task_kinds import kind_of_run, run_config
 
 

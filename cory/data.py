@@ -16,6 +16,7 @@ import datasets
 
 from cory.errors import UserError
 from cory.identity import is_local
+from cory.run.folder import parse_rows
 
 FORMATS = (".parquet", ".jsonl", ".json", ".csv")
 
@@ -124,26 +125,17 @@ def _open(file: Path) -> TextIO:
     return text
 
 
-def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
+def _json_rows(file: Path) -> list[dict[str, Any]]:
     """The objects of JSON lines, or of a list."""
     with _open(file) as stream:
         text = stream.read()
-    is_list = text.lstrip().startswith("[")
-    for number, row in enumerate(json.loads(text), 1) if is_list else _json_lines(file, text):
+    if not text.lstrip().startswith("["):
+        return parse_rows(text, file.name)
+    rows: list[dict[str, Any]] = json.loads(text)
+    for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
-            unit = "row" if is_list else "line"
-            raise UserError(f"{file.name}, {unit} {number}: expected an object, got {row!r}")
-        yield row
-
-
-def _json_lines(file: Path, text: str) -> Iterator[tuple[int, Any]]:
-    """The number of each line that is not empty, and its value."""
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield number, json.loads(line)
-            except ValueError as error:
-                raise UserError(f"{file.name}, line {number}: {error}") from None
+            raise UserError(f"{file.name}, row {number}: expected an object, got {row!r}")
+    return rows
 
 
 def _csv_rows(file: Path) -> Iterator[dict[str, Any]]:

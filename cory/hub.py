@@ -26,11 +26,10 @@ from cory.evaluation.agents import run_agents
 from cory.evaluation.folder import trained
 from cory.identity import is_local
 from cory.plural import counted
-from cory.prompts import RolePrompts
-from cory.report.escape import markdown, printable
-from cory.report.tables import interval_rows, markdown_table
+from cory.roles import RolePrompts
 from cory.run.folder import finished_iterations
 from cory.run.settings import named, read_settings
+from cory.run.tables import interval_rows, markdown, markdown_table, printable
 from cory.task_kinds import run_config
 from cory.yaml_file import yaml_text
 

@@ -1,15 +1,20 @@
 """What an iteration starts from, and what comes of it."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 
 from cory.agent import Agent
+from cory.config import Config
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
+from cory.parallel import distributed
+from cory.streams import response_limit
+
+if TYPE_CHECKING:
+    from cory.task import Task
 
 T = TypeVar("T")
 
@@ -43,6 +48,21 @@ class Batch(NamedTuple):
         ]
 
 
+def draw_batch(task: "Task", config: Config, k: int) -> Batch:
+    """This process's part of the queries of iteration `k`, each as often as its group has chains."""
+    queries = task.batch(k, config.queries_per_iteration, config.seed)
+    rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
+    columns = {
+        name: repeated(values, config.chains_per_query)[rows_of_process]
+        for name, values in queries.items()
+    }
+    sampling = config.sampling
+    max_new_tokens = response_limit(
+        config.seed, k, sampling.min_new_tokens, sampling.max_new_tokens
+    )
+    return Batch(columns, max_new_tokens, config.branches)
+
+
 def repeated(values: Sequence[T], times: int) -> list[T]:
     """Each of the values so many times, one after the other."""
     return [value for value in values for _ in range(times)]
@@ -53,8 +73,8 @@ class Iteration:
     """What happened in one iteration, as callbacks see it.
 
     What is listed by role has the order of the chain: the pioneer's comes first; (batch,) are its responses. Of several
-    processes that share the batch, each has its own rows in `batch`, `rollouts` and the rewards; `stats`, `records`
-    and the held-out rewards are over all of them.
+    processes that share the batch, each has its own rows in `batch`, `rollouts` and the rewards; `stats` and `records`
+    are over all of them.
 
     Args:
         index: from 0.
@@ -65,15 +85,10 @@ class Iteration:
         rewards: what each role is trained on (Eq. 4), (batch,).
         team_rewards: of each chain, so one for each response of the last role, (batch,); None without a team reward.
         rewards_by_function: of several reward functions, what each gave each role's responses, (batch,), nan for None.
-        task_metrics: by role, means of the task's metrics, and of each of several reward functions; from `Metrics`.
-        stats: of each role's update; empty before it.
-        seconds: by phase, so far.
-        started: when the iteration began, by `time.perf_counter`.
-        samples: lines of samples.jsonl, where they are due; from the callback `Samples`.
-        eval_task_rewards: each role's mean task reward on held-out queries, where they are due; from `HeldOut`.
-        eval_team_reward: the mean team reward there, if there is one.
-        records: lines of metrics.jsonl, one per role, in the order of the agents; from `Metrics`.
-        timings: the line of timings.jsonl; from `Timings`.
+        samples: lines of samples.jsonl, where they are due.
+        stats: of each role's update.
+        records: lines of metrics.jsonl, one per role, in the order of the agents.
+        timings: the line of timings.jsonl.
     """
 
     index: int
@@ -84,12 +99,7 @@ class Iteration:
     rewards: list[torch.Tensor]
     team_rewards: torch.Tensor | None = None
     rewards_by_function: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    task_metrics: list[dict[str, float]] = field(default_factory=list)
-    stats: list[UpdateStats] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    started: float = field(default_factory=time.perf_counter)
     samples: list[dict[str, Any]] = field(default_factory=list)
-    eval_task_rewards: list[float] = field(default_factory=list)
-    eval_team_reward: float | None = None
+    stats: list[UpdateStats] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
-    timings: dict[str, float] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)

@@ -7,6 +7,26 @@ import torch
 
 from cory.errors import UserError
 
+# What tables and figures call the metrics of training and of evaluations.
+TITLES = {
+    "task_reward": "task reward",
+    "team_reward": "team reward",
+    "combined_reward": "combined reward",
+    "own_kl_reward": "combined reward, own KL",
+    "kl": "KL (nats)",
+    "chain_kl": "KL, all calls (nats)",
+    "distinct_1": "distinct-1",
+    "distinct_2": "distinct-2",
+    "response_tokens": "length (tokens)",
+    "tokens": "length (tokens)",
+    "perplexity": "perplexity under base",
+    "best_of_2": "task reward, best of 2",
+    "calls": "calls",
+    "tokens_read": "tokens read",
+    "tokens_written": "tokens written",
+}
+CURVES = ("task_reward", "kl", "combined_reward")  # in every table and figure of a run
+
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
     """`r_c = r - eta * KL` (paper, section 4): the objective on which CORY and PPO are compared.

@@ -109,7 +109,7 @@ OWN = TaskKind("own", OwnConfig, "cory.own_task")
 def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     """The task of a run, on `rows` or on the prompts of training."""
     from cory.models.text import are_turns
-    from cory.prompts import CHAT_OBSERVER, OBSERVER, RolePrompts
+    from cory.roles import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.task import Task
 
     settings = config.task

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import (
@@ -35,6 +35,11 @@ from cory.errors import UserError
 from cory.models.load import LOADING, find, first_line, load_model
 from cory.models.window import pad
 from cory.parallel.devices import to_device
+
+if TYPE_CHECKING:
+    from cory.iteration import Batch
+    from cory.models.rollout import Rollout
+    from cory.task import Task
 
 Function = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]
@@ -122,6 +127,37 @@ def score_chains(
     """
     rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
     return _numbers([(f"team reward {reward}", reward.function)], rows, unit="chain")[0]
+
+
+def score_rollouts(
+    task: "Task", batch: "Batch", rollouts: Sequence["Rollout"], first: int = 0
+) -> list[Scores]:
+    """Each role's rewards, (batch,): all roles' responses in one call, so in one pass of a reward model.
+
+    The reward function sees the dataset's columns and, as `role`, the role of each response,
+    counted from `first`.
+    """
+    columns: dict[str, list[Any]] = {name: [] for name in [*batch.columns, "role"]}
+    completions: list[str] = []
+    for role, rollout in enumerate(rollouts, first):
+        completions += rollout.completions
+        columns["role"] += [rollout.role] * len(rollout.completions)
+        for name, values in batch.columns_of(role).items():
+            columns[name] += values
+    prompts = columns.pop("prompt")
+    scores = score_by_function(task.reward, prompts, completions, columns)
+    return scores.split([len(rollout.completions) for rollout in rollouts])
+
+
+def score_team(task: "Task", batch: "Batch", rollouts: Sequence["Rollout"]) -> torch.Tensor | None:
+    """The team rewards of whole chains, one for each response of the last role; None if the task has none."""
+    if task.team is None:
+        return None
+    last = len(rollouts) - 1
+    columns = batch.columns_of(last)
+    prompts = columns.pop("prompt")
+    responses = [*batch.earlier_responses(last, rollouts), rollouts[last].completions]
+    return score_chains(task.team, prompts, list(zip(*responses, strict=True)), columns)
 
 
 def measure_responses(

@@ -11,35 +11,33 @@ from typing import TYPE_CHECKING, Any
 import datasets
 from transformers import PreTrainedTokenizerBase
 
-from cory.config import Config, RoleConfig
+from cory.config import HELD_OUT_REWARDS, Config, RoleConfig
 from cory.errors import UserError
 from cory.identity import Models, data_hash, function_name, model_identity, source_hash
 from cory.learners.records import UpdateStats
+from cory.metrics import TITLES
 from cory.models.load import find, load_tokenizer
 from cory.models.text import check_lengths, encode
-from cory.prompts import Prompt, RolePrompts, check_prompt
 from cory.rewards import Function, Reward, accepted_columns
+from cory.roles import Prompt, RolePrompts, check_prompt
 from cory.streams import Purpose, Stream
 
 if TYPE_CHECKING:
     from cory.agent import Agent
 
-# Names in metrics.jsonl that a task's metrics cannot have.
+# Names in metrics.jsonl and of an evaluation's columns that a task's metrics cannot have.
 RECORDED = {
+    *TITLES,
+    *(field.name for field in fields(UpdateStats)),
+    *HELD_OUT_REWARDS,
     "iteration",
     "agent",
     "role",
     "flags",
-    "task_reward",
-    "combined_reward",
-    "distinct_2",
-    "eval_task_reward",
+    "name",
+    "greedy",
+    "copied",
 }
-RECORDED |= {"team_reward", "eval_team_reward"}
-# Columns of an evaluation.
-RECORDED |= {"name", "calls", "chain_kl", "tokens", "tokens_read", "tokens_written", "perplexity"}
-RECORDED |= {"distinct_1", "best_of_2", "greedy", "copied"}
-RECORDED |= {field.name for field in fields(UpdateStats)}
 # What functions are passed besides the dataset's columns.
 PASSED = ("prompts", "completions", "chains", "role", "rewards")
 

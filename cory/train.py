@@ -19,12 +19,10 @@ def run() -> None:
 
     # Here, as torch takes seconds: what is wrong above, in a reward file, too, is said at once.
     from cory import CoryTrainer, make_agents
-    from cory.callbacks.load import load_callbacks
 
-    callbacks = load_callbacks(config.callbacks)
     # Two copies of one LLM, or what config.agents says, and a frozen reference.
     agents = make_agents(config)
-    CoryTrainer(config, agents, task, name, held_out, callbacks).train()
+    CoryTrainer(config, agents, task, name, held_out).train()
 
 
 if __name__ == "__main__":

@@ -11,25 +11,36 @@ import torch
 from datasets import Dataset
 
 from cory.agent import Agent
-from cory.callbacks import Callback, in_order
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, UserError
 from cory.identity import data_hash, policy_models
-from cory.iteration import Batch, Iteration, repeated
+from cory.iteration import Batch, Iteration, draw_batch
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
-from cory.prompts import fit_responses
-from cory.rewards import Scores, score_by_function, score_chains
+from cory.rewards import score_rollouts, score_team
+from cory.roles import RoleSchedule, fit_responses
+from cory.run.callbacks import (
+    Callback,
+    EarlyStopping,
+    Guards,
+    HeldOut,
+    Progress,
+    Results,
+    Samples,
+    held_out_rows,
+    load_callbacks,
+)
 from cory.run.checkpoint import CALLBACK, RunState, open_run, resume_command, save
 from cory.run.clock import timed
 from cory.run.folder import Run
+from cory.run.measure import measure, sampled_texts, timings
 from cory.run.signals import Interrupted, Signals
-from cory.schedule import RoleSchedule
-from cory.streams import Purpose, Stream, response_limit
+from cory.run.trackers import Trackers
+from cory.streams import Purpose, Stream
 from cory.task import Task, check_fits
 
 
@@ -42,14 +53,15 @@ class CoryTrainer:
         task: queries, reward and prompts.
         name: of the run, for its folder where `config.output` is null.
         eval_dataset: held-out rows with the columns of the task's, for `config.eval_every`.
-        callbacks: see `Callback`.
+        callbacks: see `Callback`; those that `config.callbacks` names are added to them.
 
     Attributes:
         config, agents, task: as given.
         eval_dataset: the held-out rows that are evaluated; None without `config.eval_every`.
         schedule: which agent has which role at which iteration.
-        callbacks: all that watch the run, in their order (`cory/callbacks/__init__.py`).
+        callbacks: all that watch the run, in the order in which each event reaches them.
         run: the folder of the run and its history, while it trains and afterwards.
+        history: the lines of metrics.jsonl so far.
         state: how far the run is.
         should_stop: set to True, it ends the run after the current iteration.
 
@@ -78,14 +90,25 @@ class CoryTrainer:
         self.agents = list(agents)
         self.task = task.with_roles(config.roles)
         self.name = name
-        self.eval_dataset = self._held_out_rows(eval_dataset)
+        self.eval_dataset = held_out_rows(config, self.task, eval_dataset)
         self.schedule = RoleSchedule(
             num_agents=len(agents),
             period=config.cory.exchange_period,
             length=config.cory.num_roles,
             exchange=config.cory.exchange,
         )
-        self.callbacks = in_order(callbacks)
+        self.callbacks = [
+            HeldOut(),  # adds to the records that the others read
+            Samples(),
+            Guards(),
+            EarlyStopping(),
+            Progress(),
+            Results(),  # at the end: agents, curves, summary, report
+            *callbacks,
+            *load_callbacks(config.callbacks),
+            Trackers(),  # passes on what all of them have left
+        ]
+        self.history: list[dict[str, Any]] = []
         self.state = RunState()
         self.should_stop = False
         check_fits(config, self.agents, self.task, self.eval_dataset)
@@ -107,6 +130,7 @@ class CoryTrainer:
         with open_run(self) as self.run, Signals() as signals:
             if self.run.finished:
                 return self.run
+            self.history = self.run.history
             self._share_folder_with_engine()
             for agent in self.agents:
                 agent.date = self.run.record["date"]
@@ -116,14 +140,16 @@ class CoryTrainer:
                 self._notify("on_iteration_begin", k)
                 iteration = self.iteration(k)
                 self.state.iteration = k + 1
-                self._notify("on_iteration_end", iteration)
+                self._notify("on_iteration_end", iteration)  # which may add to the records
+                self.run.add(iteration)
 
                 # All processes leave the loop together, whichever of them was asked to.
                 signal = int(distributed.all_reduce_max(signals.received or 0))
-                stops = self._stops() or signal > 0
-                if stops or self._checkpoint_is_due():
-                    self._save_checkpoint()
-                if stops:
+                ends = self._ends() or signal > 0
+                saving = self.config.checkpoint
+                if ends or (saving.save_every and (k + 1) % saving.save_every == 0):
+                    save(self.run, self.state, self.trained_agents, self.callbacks, saving.keep)
+                if ends:
                     break
 
             if signal:
@@ -138,7 +164,7 @@ class CoryTrainer:
         seconds: dict[str, float] = {}
         self._restart_learners(k)
         chain = [self.agents[index] for index in self.schedule.order(k)]  # Eq. 5
-        batch = self._batch(k)
+        batch = draw_batch(self.task, self.config, k)
 
         # The pioneer answers the query; every later role also reads the response before it (Eq. 3).
         with timed(seconds, "generate"):
@@ -147,10 +173,17 @@ class CoryTrainer:
         # Every role's own task reward, the chain's if there is one, and what a role is trained on: the sum over the
         # chain (Eq. 4).
         with timed(seconds, "reward"):
-            scores = self.score_rollouts(batch, rollouts)
+            scores = score_rollouts(self.task, batch, rollouts)
             task_rewards = [score.total for score in scores]
-            team_rewards = self.score_chains(batch, rollouts)
-            rewards = self.training_rewards(k, chain, batch, task_rewards, team_rewards)
+            team_rewards = score_team(self.task, batch, rollouts)
+            baselines = self._rewards_without_reading(k, chain, batch)
+            rewards = assign_credit(
+                task_rewards,
+                self.config.cory.credit,
+                self.config.cory.weight,
+                baselines,
+                team_rewards,
+            )
 
         iteration = Iteration(
             index=k,
@@ -158,22 +191,25 @@ class CoryTrainer:
             batch=batch,
             rollouts=rollouts,
             task_rewards=task_rewards,
-            rewards_by_function=[score.by_function for score in scores],
             rewards=rewards,
             team_rewards=team_rewards,
-            seconds=seconds,
-            started=started,
+            rewards_by_function=[score.by_function for score in scores],
         )
-        with timed(seconds, "record"):
-            self._notify("on_update_begin", iteration)
+        # Before the update, as their KL is that of the policy that has sampled.
+        if self.config.sample_every and k % self.config.sample_every == 0:
+            with timed(seconds, "record"):
+                iteration.samples = sampled_texts(
+                    self.task, iteration, self.config.chains_per_query
+                )
 
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
-            try:
-                iteration.stats = self.update(k, chain, rollouts, rewards)
-            except NotFinite as error:
-                error.args = (f"iteration {k + 1}: {error}",)
-                raise
+            iteration.stats = self.update(k, chain, rollouts, rewards)
+
+        with timed(seconds, "record"):
+            iteration.records = measure(self, iteration)
+        seconds["total"] = time.perf_counter() - started
+        iteration.timings = timings(iteration, seconds)
         return iteration
 
     def generators(
@@ -205,61 +241,12 @@ class CoryTrainer:
             rollouts.append(self._respond(agent, role, batch, responses, generators[role]))
         return rollouts
 
-    def score_rollouts(
-        self, batch: Batch, rollouts: Sequence[Rollout], first: int = 0
-    ) -> list[Scores]:
-        """Each role's task rewards, (batch,): all roles' responses in one call, so in one pass of a
-        reward model.
-
-        The reward function sees the dataset's columns and, as `role`, the role of each response,
-        counted from `first`.
-        """
-        columns: dict[str, list[Any]] = {name: [] for name in [*batch.columns, "role"]}
-        completions: list[str] = []
-        for role, rollout in enumerate(rollouts, first):
-            completions += rollout.completions
-            columns["role"] += [self.task.prompts.name(role)] * len(rollout.completions)
-            for name, values in batch.columns_of(role).items():
-                columns[name] += values
-        prompts = columns.pop("prompt")
-        scores = score_by_function(self.task.reward, prompts, completions, columns)
-        return scores.split([len(rollout.completions) for rollout in rollouts])
-
-    def score_chains(self, batch: Batch, rollouts: Sequence[Rollout]) -> torch.Tensor | None:
-        """The (batch,) team rewards of whole chains, one for each response of the last role.
-
-        None if the task has none, or if the rollouts are not those of all roles.
-        """
-        team = self.task.team
-        if team is None or len(rollouts) < self.config.cory.num_roles:
-            return None
-        last = len(rollouts) - 1
-        columns = batch.columns_of(last)
-        prompts = columns.pop("prompt")
-        responses = [*batch.earlier_responses(last, rollouts), rollouts[last].completions]
-        chains = list(zip(*responses, strict=True))
-        return score_chains(team, prompts, chains, columns)
-
-    def training_rewards(
-        self,
-        k: int,
-        chain: Sequence[Agent],
-        batch: Batch,
-        task_rewards: Sequence[torch.Tensor],
-        team_rewards: torch.Tensor | None,
-    ) -> list[torch.Tensor]:
-        """Each role's (batch,) training rewards (Eq. 4, or another mode of `cory.credit`)."""
-        baselines: list[torch.Tensor] = []
-        if self.config.cory.credit == "counterfactual" and len(chain) > 1:
-            baselines = self._rewards_without_reading(k, chain, batch)
-        return assign_credit(
-            task_rewards, self.config.cory.credit, self.config.cory.weight, baselines, team_rewards
-        )
-
     def _rewards_without_reading(
         self, k: int, chain: Sequence[Agent], batch: Batch
     ) -> list[torch.Tensor]:
-        """Each later role's (batch,) task rewards when it reads empty responses."""
+        """For counterfactual credit, each later role's (batch,) task rewards when it reads empty responses."""
+        if self.config.cory.credit != "counterfactual" or len(chain) == 1:
+            return []
         generators = self.generators(Purpose.UNREAD, chain, k)
         rollouts = []
         for role in range(1, len(chain)):
@@ -267,7 +254,8 @@ class CoryTrainer:
             rollouts.append(
                 self._respond(chain[role], role, batch, [empty] * role, generators[role])
             )
-        return [score.total for score in self.score_rollouts(batch, rollouts, first=1)]
+        scores = score_rollouts(self.task, batch, rollouts, first=1)
+        return [score.total for score in scores]
 
     def update(
         self,
@@ -299,15 +287,17 @@ class CoryTrainer:
             return dict(zip(roles, stats, strict=True))
 
         updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]
-        learned = (
-            at_the_same_time(updates)
-            if self.config.device_per_agent
-            else [update() for update in updates]
-        )
-        stats: dict[int, UpdateStats] = {}
-        for stats_of_agent in learned:
-            stats |= stats_of_agent
-        return [stats[role] for role in range(len(chain))]
+        try:
+            learned = (
+                at_the_same_time(updates)
+                if self.config.device_per_agent
+                else [update() for update in updates]
+            )
+        except NotFinite as error:
+            error.args = (f"iteration {k + 1}: {error}",)
+            raise
+        stats_by_role = {role: stats for of_agent in learned for role, stats in of_agent.items()}
+        return [stats_by_role[role] for role in range(len(chain))]
 
     @property
     def trained_agents(self) -> list[Agent]:
@@ -321,43 +311,12 @@ class CoryTrainer:
             fingerprint["held_out_sha256"] = data_hash(self.eval_dataset)
         return fingerprint | {"models": policy_models(self.config) | self.task.models()}
 
-    # An iteration's chain, queries and prompts
-
-    def _held_out_rows(self, dataset: Dataset | None) -> Dataset | None:
-        """The first `config.eval_queries` rows, equally many for each process; None without `config.eval_every`."""
-        if not self.config.eval_every:
-            return None
-        available = 0 if dataset is None else len(dataset)
-        count = distributed.even(min(self.config.eval_queries, available))
-        if dataset is None or count == 0:
-            raise UserError(
-                f"eval_every: expected an eval_dataset with a row for each process, got {available} rows"
-            )
-        rows = dataset.select(range(count))
-        self.task.check_rows(rows)
-        return rows
-
     def _restart_learners(self, k: int) -> None:
         """Restarts every agent's learner each `cory.reset_every` iterations."""
         reset_every = self.config.cory.reset_every
         if reset_every and k > 0 and k % reset_every == 0:
             for agent in self.agents:
                 agent.restart()
-
-    def _batch(self, k: int) -> Batch:
-        """This process's part of the queries of iteration `k`, each as often as its group has chains."""
-        config = self.config
-        queries = self.task.batch(k, config.queries_per_iteration, config.seed)
-        rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
-        columns = {
-            name: repeated(values, config.chains_per_query)[rows_of_process]
-            for name, values in queries.items()
-        }
-
-        max_new_tokens = response_limit(
-            config.seed, k, config.sampling.min_new_tokens, config.sampling.max_new_tokens
-        )
-        return Batch(columns, max_new_tokens, config.branches)
 
     def _respond(
         self,
@@ -398,7 +357,7 @@ class CoryTrainer:
             return range(0)
         return range(self.state.iteration, self.config.iterations)
 
-    def _stops(self) -> bool:
+    def _ends(self) -> bool:
         """Whether the run ends after this iteration; all processes decide the same, and note by what it ended early."""
         done = self.state.iteration
         total = self.config.iterations
@@ -410,14 +369,6 @@ class CoryTrainer:
             self.state.stopped_by = self.state.stopped_by or CALLBACK
             self.run.say(f"The run ends here, after iteration {done} of {total}.")
         return self.should_stop
-
-    def _checkpoint_is_due(self) -> bool:
-        every = self.config.checkpoint.save_every
-        return every > 0 and self.state.iteration % every == 0
-
-    def _save_checkpoint(self) -> None:
-        keep = self.config.checkpoint.keep
-        save(self.run, self.state, self.trained_agents, self.callbacks, keep)
 
     def _share_folder_with_engine(self) -> None:
         """Makes an engine take over weights through the run's folder."""

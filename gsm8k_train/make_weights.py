@@ -18,7 +18,7 @@ from cory.command import main
 from cory.config import ModelConfig, SamplingConfig
 from cory.evaluation.responses import respond
 from cory.models.load import load_policy
-from cory.prompts import fill
+from cory.roles import fill
 from cory.run.folder import new_folder
 from gsm8k_train import toy
 from gsm8k_train.config import PIONEER

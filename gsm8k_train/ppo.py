@@ -29,11 +29,9 @@ def run() -> None:
 
     # Here, as torch takes seconds: what is wrong above is said at once.
     from cory import CoryTrainer, make_agents
-    from cory.callbacks.load import load_callbacks
 
-    callbacks = load_callbacks(config.callbacks)
     agents = make_agents(config)  # one LLM, and its frozen reference
-    CoryTrainer(config, agents, task, name, held_out, callbacks).train()
+    CoryTrainer(config, agents, task, name, held_out).train()
 
 
 if __name__ == "__main__":

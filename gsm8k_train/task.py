@@ -4,7 +4,7 @@ from datasets import Dataset
 
 from cory.data import check_held_out, load_dataset
 from cory.errors import UserError
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task, without_long_prompts
 from gsm8k_train import toy
 from gsm8k_train.answers import correct, extract, gold

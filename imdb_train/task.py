@@ -7,8 +7,8 @@ from transformers import PreTrainedTokenizerBase
 from cory.data import check_held_out, load_dataset
 from cory.errors import UserError
 from cory.parallel.devices import choose_device
-from cory.prompts import RolePrompts
 from cory.rewards import Classifier
+from cory.roles import RolePrompts
 from cory.task import Task, tokenizer_of
 from imdb_train import toy
 from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig

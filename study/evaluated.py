@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cory.report.tables import interval_rows
+from cory.run.tables import interval_rows
 from study.intervals import over_seeds
 from study.markdown import markdown_table
 

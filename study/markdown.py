@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from cory.report import tables
+from cory.run import tables
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:

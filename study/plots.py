@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
-from cory.report.plots import COLOURS, CURVE_TITLES, SMOOTHING, colours
 from cory.run.folder import write_bytes
+from cory.run.plots import COLOURS, CURVE_TITLES, SMOOTHING, colours
 from study.comparison import labels, points
 from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import BASE, Study, passes

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from cory.errors import UserError
+from cory.metrics import CURVES
 from cory.plural import counted
-from cory.report.summary import CURVES
 from cory.run.settings import read_settings
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from cory.command import Arguments, main
 from cory.evaluation.folder import read_responses
 from cory.plural import counted
-from cory.report.page import NAME, Page, Table, render, run_page, write_or_warn
-from cory.report.tables import interval_rows
 from cory.run.folder import write_text
+from cory.run.report import NAME, Page, Table, render, run_page, write_or_warn
+from cory.run.tables import interval_rows
 from study import comparison, held_out
 from study.caveats import caveats
 from study.cells import TITLES
@@ -51,7 +51,7 @@ def make_page(
 
 def add_comparison(page: Page, study: Study) -> None:
     """Adds caveats, figures, tables and completions of a comparison."""
-    from cory.report.plots import svg  # here, as importing matplotlib takes a while
+    from cory.run.plots import svg  # here, as importing matplotlib takes a while
     from study import plots
 
     page.notes += caveats(study)
@@ -97,7 +97,7 @@ def write_report(folder: Path) -> None:
     )
     write_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
 
-    from cory.report.plots import svg
+    from cory.run.plots import svg
     from study.plots import plot_bars, plot_pass_at_k
 
     shown = rows_over_seeds(rows) or rows

@@ -34,7 +34,7 @@ from transformers import (
 
 from cory import identity as versions
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
-from cory.report import plots
+from cory.run import plots
 from study.small_models import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -231,6 +231,4 @@ def config(policy_folder, tmp_path) -> Config:
 
 def run_iteration(trainer, k: int) -> list[dict]:
     """Runs iteration `k` outside of `train`; its metrics, a record per role."""
-    from cory.callbacks.metrics import measure
-
-    return measure(trainer, trainer.iteration(k))
+    return trainer.iteration(k).records

@@ -9,8 +9,8 @@ from conftest import run_iteration
 from test_credit import spy
 from test_trainer import make_trainer, state
 
+from cory import Callback
 from cory.agent import make_agents
-from cory.callbacks.callback import Callback
 from cory.config import CoryConfig, SamplingConfig
 from cory.trainer import CoryTrainer
 

@@ -16,8 +16,8 @@ from cory.errors import UserError
 from cory.evaluation.responses import respond
 from cory.models.load import attach, load_policy
 from cory.own_task import OwnConfig, OwnTaskConfig, make_task
-from cory.prompts import RolePrompts
-from cory.report.escape import printable
+from cory.roles import RolePrompts
+from cory.run.tables import printable
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

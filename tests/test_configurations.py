@@ -19,7 +19,7 @@ from cory.command import load
 from cory.config import Config, LoraConfig
 from cory.models.load import quantization
 from cory.models.lora import add_adapter
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 

@@ -12,7 +12,7 @@ from test_trainer import PROMPTS, count_good, make_trainer
 from cory.agent import make_agents
 from cory.config import CoryConfig
 from cory.credit import assign_credit
-from cory.run.flags import flags
+from cory.run.measure import flags
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

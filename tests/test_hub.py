@@ -17,7 +17,7 @@ from cory.agent import make_agents
 from cory.config import AgentConfig, LoraConfig, RoleConfig
 from cory.evaluation.settings import EvaluationConfig
 from cory.hub import model_card, upload, write_folder
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

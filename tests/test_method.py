@@ -16,8 +16,7 @@ from cory.metrics import (
     mean_interval,
 )
 from cory.models.window import pad
-from cory.prompts import RolePrompts, query_text
-from cory.schedule import RoleSchedule
+from cory.roles import RolePrompts, RoleSchedule, query_text
 
 
 def test_roles_are_exchanged_every_period():

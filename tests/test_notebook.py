@@ -130,7 +130,7 @@ def test_install_says_where_the_repository_is_missing(install, tmp_path):
 
 def test_a_run_leaves_a_notebooks_figures_alone():
     """Where a kernel names its backend, saving a run's curves does not take it away."""
-    show = "import cory.report.plots, matplotlib; print(matplotlib.get_backend())"
+    show = "import cory.run.plots, matplotlib; print(matplotlib.get_backend())"
     for backend, shown in (("svg", "svg"), (None, "agg")):
         environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
         environment |= {"MPLBACKEND": backend} if backend else {}

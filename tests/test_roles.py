@@ -12,7 +12,7 @@ from cory.agent import make_agents
 from cory.command import load
 from cory.config import Config, CoryConfig, PPOConfig, RoleConfig
 from cory.errors import UserError
-from cory.prompts import RolePrompts, fit_responses
+from cory.roles import RolePrompts, fit_responses
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -301,5 +301,5 @@ def test_branches_that_do_not_fit_are_refused(config, changes, message):
 
 def test_rendering_prompts_makes_no_settings(monkeypatch):
     """Pydantic would validate them for every prompt."""
-    monkeypatch.setattr("cory.prompts.RoleConfig", None)
+    monkeypatch.setattr("cory.roles.RoleConfig", None)
     assert RolePrompts().render(1, {"prompt": "a"}, ["b"]) == "ab\na"

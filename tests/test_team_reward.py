@@ -17,8 +17,8 @@ from cory.agent import make_agents
 from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
-from cory.report.plots import plot_curves
 from cory.rewards import Reward
+from cory.run.plots import plot_curves
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

@@ -14,13 +14,13 @@ from conftest import run_iteration, sentences
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from cory import Callback
 from cory.agent import make_agents
-from cory.callbacks import Callback
 from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.models.text import plain_texts
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -214,7 +214,6 @@ def test_run_folder(config):
         "seconds_generate",
         "seconds_reward",
         "seconds_learn",
-        "seconds_log",
         "seconds_total",
     } < set(timings[0])
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").open()]

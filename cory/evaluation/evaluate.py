@@ -17,10 +17,10 @@ from cory.evaluation.rows import COSTS, table_rows, titles
 from cory.evaluation.settings import EvaluationConfig
 from cory.parallel.devices import choose_device
 from cory.plural import counted
-from cory.prompts import query_text, text_of
-from cory.report.page import write_evaluation_report
-from cory.report.tables import interval_table
+from cory.roles import query_text, text_of
 from cory.run.folder import filled, locked, new_folder
+from cory.run.report import write_evaluation_report
+from cory.run.tables import interval_table
 from cory.task import Task
 
 # Settings that may name folders of a machine, left out of evaluation.json.

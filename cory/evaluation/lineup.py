@@ -23,7 +23,7 @@ from cory.evaluation.agents import Weights, agent_folders, agent_weights, run_ag
 from cory.evaluation.settings import EvaluationConfig
 from cory.identity import check_models, policy_models
 from cory.models.load import vocabulary
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.run.settings import read_settings
 from cory.task import Task
 from cory.task_kinds import find_kind, run_config

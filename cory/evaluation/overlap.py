@@ -11,7 +11,7 @@ from cory.config import Config
 from cory.errors import UserError
 from cory.identity import data_hash
 from cory.metrics import in_training
-from cory.prompts import query_text
+from cory.roles import query_text
 from cory.run.settings import read_settings
 from cory.task_kinds import TaskKind, kind_of_run
 

@@ -27,8 +27,8 @@ from cory.models.text import (
     plain_texts,
 )
 from cory.parallel.devices import to_device
-from cory.prompts import Prompt, fit_responses
 from cory.rewards import Scores, score_by_function
+from cory.roles import Prompt, fit_responses
 from cory.streams import Purpose, Stream
 from cory.task import Task
 

@@ -8,8 +8,8 @@ from typing import Any
 from cory.evaluation.choices import answers, best_of_2, majority, reward_at_k
 from cory.evaluation.settings import EvaluationConfig
 from cory.metrics import distinct_interval, mean_interval, pass_at_k
-from cory.prompts import query_text
 from cory.rewards import accepted_columns, measure_responses
+from cory.roles import query_text
 from cory.task import Task
 
 Records = Sequence[Mapping[str, Any]]  # of one model or chain, one for each query

@@ -44,7 +44,7 @@ from cory.yaml_file import yaml_text
 
 if TYPE_CHECKING:
     from cory.agent import Agent
-    from cory.callbacks import Callback
+    from cory.run.callbacks import Callback
     from cory.trainer import CoryTrainer
 
 CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name

@@ -12,12 +12,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from cory.errors import UserError
+
+if TYPE_CHECKING:
+    from cory.iteration import Iteration
 
 UNFINISHED = ".unfinished"
 BEST = "best"  # in a run's folder, that of its best agents (`guards.patience`)
@@ -67,9 +70,17 @@ class Run:
             tqdm.write(f"\n{text}", file=sys.stderr)  # above the progress bar, where there is one
             sys.stderr.flush()
 
+    def add(self, iteration: "Iteration") -> None:
+        """Adds an iteration to the history; the main process writes its lines."""
+        self.history += iteration.records
+        self.seconds.append(iteration.timings["seconds_total"])
+        self.write("metrics", iteration.records)
+        self.write("samples", iteration.samples)
+        self.write("timings", [iteration.timings])
+
     def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Appends lines to NAME.jsonl, in the main process only."""
-        if self.writes:
+        if self.writes and rows:
             with open(self.folder / f"{name}.jsonl", "a", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
@@ -87,15 +98,32 @@ def finished_iterations(run: Path) -> int | None:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The lines of a JSON Lines file; none where there is no file. Raises a UserError if one is not a JSON object."""
+    """The rows of a JSON Lines file; none where there is no file. Raises a UserError if it is no such file."""
     if not path.exists():
         return []
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except ValueError as error:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: expected lines of json ({error})") from None
-    if not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"{path}: expected lines of json objects")
+    return parse_rows(text, str(path))
+
+
+def parse_rows(text: str, name: str) -> list[dict[str, Any]]:
+    """The objects of JSON lines, of which empty ones do not count.
+
+    Raises a UserError, with `name` and the line, if one is no JSON object.
+    """
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{name}, line {number}: {error}") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{name}, line {number}: expected an object, got {row!r}")
+        rows.append(row)
     return rows
 
 

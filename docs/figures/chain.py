@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.patches import FancyBboxPatch
 
-from cory.prompts import text_of
+from cory.roles import text_of
 
 plt.rcParams.update({"font.size": 18, "svg.hashsalt": "cory", "font.family": "sans-serif"})
 COLOURS = ["#c1440e", "#1f6fb4"]  # the roles', as in method.py

@@ -22,7 +22,7 @@ if __name__ == "__main__":
 from rewards import ORDERS, WINDS, right_call
 
 from cory.command import main
-from cory.prompts import fill
+from cory.roles import fill
 from study.make import make_into
 from study.small_models import save_half, train_gpt2, train_tokenizer
 

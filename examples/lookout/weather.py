@@ -24,7 +24,7 @@ from make import rows as foggy_rows
 from rewards import WINDS, right_call
 
 from cory.command import main
-from cory.prompts import fill
+from cory.roles import fill
 from study.make import make_into
 from study.small_models import save_half, train_gpt2, train_tokenizer
 

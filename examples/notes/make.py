@@ -20,7 +20,7 @@ if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from cory.command import main
-from cory.prompts import fill
+from cory.roles import fill
 from study.make import make_into
 from study.small_models import save_half, train_gpt2, train_tokenizer
 

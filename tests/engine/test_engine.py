@@ -18,7 +18,7 @@ from cory.agent import make_agents
 from cory.config import CheckpointConfig, Config, LoraConfig, ParallelConfig, RoleConfig
 from cory.errors import UserError
 from cory.models.vllm import MAX_DIFFERENCE, Engine
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

@@ -16,7 +16,7 @@ from cory.errors import UserError
 from cory.evaluation.choices import answers, majority, reward_at_k
 from cory.evaluation.rows import reward_is_oracle, table_rows
 from cory.evaluation.settings import EvaluationConfig
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from gsm8k_train.answers import extract

@@ -24,7 +24,7 @@ from cory.evaluation.rows import table_rows
 from cory.evaluation.settings import EvaluationConfig
 from cory.models import load
 from cory.models.sample import sample
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study.report import write_report

@@ -13,7 +13,7 @@ from conftest import ROOT
 from cory.agent import make_agents
 from cory.command import load
 from cory.own_task import OwnConfig, make_task
-from cory.prompts import fill
+from cory.roles import fill
 from cory.trainer import CoryTrainer
 
 EXAMPLE = ROOT / "examples/lookout"

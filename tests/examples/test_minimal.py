@@ -10,7 +10,7 @@ from conftest import ROOT
 from cory.agent import make_agents
 from cory.config import Config, CoryConfig, PPOConfig
 from cory.models.sample import Sampled
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

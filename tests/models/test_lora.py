@@ -16,7 +16,7 @@ from cory.errors import UserError
 from cory.evaluation.responses import respond
 from cory.identity import policy_models
 from cory.models.load import attach, load_policy
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

@@ -31,7 +31,7 @@ from conftest import save_blank  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from test_resume import count_good, make_trainer  # noqa: E402
 
-from cory.callbacks import Callback  # noqa: E402
+from cory import Callback  # noqa: E402
 from cory.command import as_config, main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.learners import head  # noqa: E402

@@ -209,7 +209,7 @@ def test_the_reward_learns_every_role_in_training_and_evaluation(config, tmp_pat
 
 
 def test_summary_of_an_agent_in_both_roles_counts_iterations(config, monkeypatch):
-    monkeypatch.setattr("cory.report.summary.WINDOW", 2)
+    monkeypatch.setattr("cory.run.tables.WINDOW", 2)
     run = make_trainer(replace(config, cory=CoryConfig(num_agents=1, chain_length=2))).train()
     summary = json.loads((run.folder / "summary.json").read_text())
     start = summary["agents"]["agent_1"]["task_reward"]["start"]

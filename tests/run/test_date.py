@@ -8,14 +8,13 @@ from conftest import sentences
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cory.run.checkpoint
-from cory import evaluate
+from cory import Callback, evaluate
 from cory.agent import make_agents
-from cory.callbacks import Callback
 from cory.config import ModelConfig
 from cory.evaluation import responses
 from cory.evaluation.settings import EvaluationConfig
 from cory.models.text import encode
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -33,7 +32,7 @@ class Prompts(Callback):
     def __init__(self):
         self.texts = []
 
-    def on_update_begin(self, trainer, iteration):
+    def on_iteration_end(self, trainer, iteration):
         for rollout, agent in zip(iteration.rollouts, iteration.chain, strict=True):
             self.texts += [agent.tokenizer.decode(ids) for ids in rollout.prompt_ids]
 

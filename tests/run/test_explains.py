@@ -23,7 +23,7 @@ from cory.agent import make_agents
 from cory.config import Config, LoraConfig
 from cory.errors import UserError
 from cory.identity import data_hash, function_name, source_hash
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate

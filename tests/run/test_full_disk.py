@@ -64,7 +64,7 @@ def test_the_run_ends_and_continues(short, tmp_path, monkeypatch, what):
 
             patched.setattr(Agent, "save", failing)
         else:
-            patched.setattr("cory.callbacks.results.write_text", no_space)
+            patched.setattr("cory.run.callbacks.write_text", no_space)
         with pytest.raises(OSError, match="No space left on device") as error:
             trainer.train()
     saved = "iter-000002" if what in ("metrics", "checkpoint") else "iter-000003"

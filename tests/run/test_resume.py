@@ -14,11 +14,12 @@ from pathlib import Path
 import pytest
 from conftest import make_config, sentences
 
+from cory import Callback
 from cory.agent import make_agents
-from cory.callbacks import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import NotFinite, UserError
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
+from cory.run.checkpoint import save
 from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -438,7 +439,7 @@ def test_a_state_that_is_saved_already_is_left(one):
     trainer = make_trainer(replace(one, iterations=1))
     file = trainer.train().folder / "checkpoints/iter-000001/state.json"
     inode = file.stat().st_ino
-    trainer._save_checkpoint()
+    save(trainer.run, trainer.state, trainer.trained_agents, trainer.callbacks, keep=3)
     assert file.stat().st_ino == inode
 
 

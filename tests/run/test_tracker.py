@@ -10,11 +10,11 @@ from accelerate.tracking import TensorBoardTracker, WandBTracker
 from conftest import sentences
 
 from cory.agent import make_agents
-from cory.callbacks.trackers import COLUMNS
 from cory.command import read_config
 from cory.config import CheckpointConfig, Config
 from cory.errors import UserError
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
+from cory.run.trackers import COLUMNS
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

@@ -12,9 +12,9 @@ from handmade import compared, make_run
 from matplotlib import pyplot
 
 from cory.errors import UserError
-from cory.report.page import run_page
-from cory.report.plots import COLOURS, colours
 from cory.run.folder import write_bytes
+from cory.run.plots import COLOURS, colours
+from cory.run.report import run_page
 from study import plots
 from study.caveats import caveats
 from study.compare import command_line, comparison_page, write

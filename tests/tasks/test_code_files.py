@@ -5,10 +5,10 @@ import sys
 
 import pytest
 
-from cory.callbacks.load import load_callbacks
 from cory.code_files import announce_files, load
 from cory.errors import UserError
 from cory.own_task import OwnConfig, OwnTaskConfig
+from cory.run.callbacks import load_callbacks
 
 
 @pytest.fixture

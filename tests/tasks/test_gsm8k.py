@@ -20,7 +20,7 @@ from cory.errors import UserError
 from cory.metrics import pass_at_k
 from cory.models import window
 from cory.models.text import encode, plain_texts
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from gsm8k_train import evaluate, toy

@@ -15,7 +15,7 @@ from cory.command import load, read_config
 from cory.config import ModelConfig
 from cory.errors import UserError
 from cory.evaluation.rows import TITLES
-from cory.prompts import fill
+from cory.roles import fill
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig

@@ -16,7 +16,7 @@ from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.command import task_config
 from cory.evaluation.settings import EvaluationConfig
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.task_kinds import GROUP, TaskKind, find_kind, kind_of_run, kind_of_script, run_config
 from gsm8k_train.config import GSM8K

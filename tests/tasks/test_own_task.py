@@ -17,8 +17,8 @@ from cory.errors import UserError
 from cory.evaluation.folder import read_responses
 from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
-from cory.prompts import RolePrompts
 from cory.rewards import score_by_function
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study import experiment
@@ -116,19 +116,13 @@ def test_values_of_another_type(key, value, here):
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        (3, r"expected text or chat messages, got \d"),
-        ("", r"expected text or chat messages, got ''"),
-        (
-            [{"role": "critic", "content": "Hello"}],
-            r"expected messages of \{role, content\}, .*'critic'",
-        ),
-        (
-            [{"role": "system", "content": "Be kind."}],
-            r"the last one user, with text, got .*Be kind",
-        ),
-        ([*MESSAGES, {"role": "assistant", "content": "Hi"}], r"the last one user, with text, got"),
-        ([{"role": "user", "content": ""}], r"the last one user, with text, got"),
-        ([{"role": "user", "text": "Hello"}], r"expected messages of \{role, content\}"),
+        (3, r"got \d"),
+        ("", r"got ''"),
+        ([{"role": "critic", "content": "Hello"}], r"got .*'critic'"),
+        ([{"role": "system", "content": "Be kind."}], r"got .*Be kind"),
+        ([*MESSAGES, {"role": "assistant", "content": "Hi"}], r"got .*'assistant'"),
+        ([{"role": "user", "content": ""}], r"got .*''"),
+        ([{"role": "user", "text": "Hello"}], r"got .*Hello"),
     ],
 )
 def test_bad_prompts(here, prompt, message):

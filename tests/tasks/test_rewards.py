@@ -18,7 +18,6 @@ from transformers import (
 
 from cory.agent import make_agents
 from cory.errors import UserError
-from cory.prompts import RolePrompts
 from cory.rewards import (
     Classifier,
     MissingColumns,
@@ -27,6 +26,7 @@ from cory.rewards import (
     score_by_function,
     score_chains,
 )
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from conftest import ROOT, sentences
 
+from cory import Callback
 from cory.agent import make_agents
-from cory.callbacks import Callback
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -75,10 +75,33 @@ def test_an_iteration_holds_what_happened(config):
         assert all(len(ids) <= iteration.batch.max_new_tokens for ids in pioneer.response_ids)
         roles = {record["agent"]: record["role"] for record in iteration.records}
         assert roles == {iteration.chain[0].name: "pioneer", iteration.chain[1].name: "observer"}
-        assert {"generate", "reward", "learn", "total"} < iteration.seconds.keys()
+        phases = {"seconds_generate", "seconds_reward", "seconds_learn", "seconds_total"}
+        assert phases < iteration.timings.keys()
     assert [record for iteration in seen for record in iteration.records] == run.history
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     assert [sample for iteration in seen for sample in iteration.samples] == samples
+
+
+def test_what_a_callback_adds_to_a_record_is_written(config):
+    class Adds(Callback):
+        def on_iteration_end(self, trainer, iteration):
+            assert len(trainer.run.history) == 2 * iteration.index
+            for record in iteration.records:
+                record["iteration_from_1"] = iteration.index + 1
+
+    run = train(config, Adds())
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    assert [line["iteration_from_1"] for line in lines] == [1, 1, 2, 2, 3, 3, 4, 4]
+    assert lines == run.history
+
+
+def test_fixed_texts_are_sampled_before_the_first_update(config):
+    summary = json.loads((train(config).folder / "summary.json").read_text())
+    kl = {
+        stage: max(sample["kl"] for samples in by_agent.values() for sample in samples)
+        for stage, by_agent in summary["samples"].items()
+    }
+    assert kl["before"] == 0 < kl["after"]
 
 
 def test_events_come_in_their_order(config):
@@ -91,10 +114,6 @@ def test_events_come_in_their_order(config):
 
         def on_iteration_begin(self, trainer, k):
             events.append(f"{k} begins")
-
-        def on_update_begin(self, trainer, iteration):
-            assert self.steps_of(trainer) == self.steps and not iteration.stats
-            events.append(f"{iteration.index} scored")
 
         def on_iteration_end(self, trainer, iteration):
             assert self.steps_of(trainer) > self.steps and len(iteration.stats) == 2
@@ -111,7 +130,7 @@ def test_events_come_in_their_order(config):
 
     config.iterations = 2
     train(config, Watch())
-    iterations = [f"{k} {event}" for k in range(2) for event in ("begins", "scored", "ends")]
+    iterations = [f"{k} {event}" for k in range(2) for event in ("begins", "ends")]
     assert events == ["train begins", *iterations, "train ends"]
 
 
@@ -127,7 +146,7 @@ class FailsAt(Callback):
 
 @pytest.mark.parametrize(
     ("event", "done"),
-    [("on_train_begin", 0), ("on_update_begin", 2), ("on_iteration_end", 2), ("on_train_end", 4)],
+    [("on_train_begin", 0), ("on_iteration_end", 2), ("on_train_end", 4)],
 )
 def test_a_callback_that_fails_names_the_newest_checkpoint(config, tmp_path, event, done):
     whole = train(config)

@@ -11,9 +11,9 @@ import pytest
 from conftest import PLOT_CURVES as plot_curves
 from written import write_evaluation, write_run
 
-from cory.report.escape import printable
-from cory.report.page import NAME, Table, render, write_evaluation_report, write_run_report
-from cory.report.plots import svg
+from cory.run.plots import svg
+from cory.run.report import NAME, Table, render, write_evaluation_report, write_run_report
+from cory.run.tables import printable
 from study.frame import of_records
 from study.records import read
 from study.report import make_page, write_comparison_page

@@ -5,8 +5,7 @@ import re
 import pytest
 from markdown_it import MarkdownIt
 
-from cory.report.escape import markdown, one_line, printable
-from cory.report.tables import markdown_table
+from cory.run.tables import markdown, markdown_table, one_line, printable
 
 HOSTILE = "| `x` **b** <script>alert(1)</script> [l](https://example.org) \n# h $y$ \x1b[31m \\"
 

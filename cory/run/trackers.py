@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cory.callbacks.callback import Callback
 from cory.config import Config
 from cory.errors import UserError
 from cory.iteration import Iteration
+from cory.run.callbacks import Callback
 from cory.run.folder import write_text
 
 if TYPE_CHECKING:

@@ -1,14 +1,78 @@
-"""Tables as text, for the terminal and as Markdown."""
+"""Tables as text, for the terminal and as Markdown: the means of a run at its start and end, and evaluations.
 
+A model's text is escaped, so that nothing in it acts as Markdown, as HTML or on a terminal.
+"""
+
+import re
 import shutil
+import statistics
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cory.report.escape import markdown, one_line
-from cory.report.summary import Summary, labelled
+from cory.metrics import CURVES
 
 Sample = Mapping[str, Any]
+WINDOW = 10  # iterations averaged into "start" and "end"
+
+# By agent or role, and by metric: `start`, `end` and `change`.
+Summary = dict[str, dict[str, dict[str, float]]]
+
+
+def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> Summary:
+    """The means over the first and over the last iterations: 10 of them, or half of a short run.
+
+    Args:
+        history: rows of metrics.jsonl.
+        agents: their names.
+    """
+    return _summary(history, "agent", agents)
+
+
+def summarise_roles(history: Sequence[Mapping[str, Any]]) -> Summary:
+    """As `summarise`, by role instead of agent: how the chain's responses have changed. Empty for one role."""
+    roles = list(dict.fromkeys(record["role"] for record in history))
+    return _summary(history, "role", roles) if len(roles) > 1 else {}
+
+
+def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str]) -> Summary:
+    result: Summary = {}
+    for name in names:
+        rows = [record for record in history if record[key] == name]
+        result[name] = {}
+        if not rows:  # a member of a population that has not been drawn yet
+            continue
+        # In which it had a role, or several.
+        iterations = sorted({row["iteration"] for row in rows})
+        window = min(WINDOW, max(1, len(iterations) // 2))
+        first = iterations[:window]
+        last = iterations[-window:]
+        shown = [*CURVES[:1], "team_reward", *CURVES[1:]] if "team_reward" in rows[0] else CURVES
+        for metric in shown:
+            start = statistics.fmean(row[metric] for row in rows if row["iteration"] in first)
+            end = statistics.fmean(row[metric] for row in rows if row["iteration"] in last)
+            result[name][metric] = {"start": start, "end": end, "change": end - start}
+    return result
+
+
+def labelled(agents: Summary, roles: Summary) -> Summary:
+    """What the tables of a run show: the roles of the chain, then its agents, each over all roles that it held."""
+    rows = {f"as {role}": metrics for role, metrics in roles.items()}
+    for agent, metrics in agents.items():
+        rows[f"{agent}, all roles" if roles else agent] = metrics
+    return rows
+
+
+def ended_early(summary: Mapping[str, Any], planned: int) -> str:
+    """When and by what a run ended early; empty if it did not.
+
+    Args:
+        summary: of summary.json. planned: iterations.
+    """
+    if not summary.get("stopped"):
+        return ""
+    by = summary.get("stopped_by", "a callback")
+    return f"ended early, after iteration {summary['iterations']} of {planned}, by {by}"
 
 
 def summary_table(agents: Summary, roles: Summary) -> str:
@@ -143,3 +207,37 @@ def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(markdown(cell) for cell in row)} |" for row in (titles, *rows)]
     rule = "|" + "---|" * len(titles)
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+# Escapes
+
+MARKUP = "<>&|`*_[]#~\\$"  # characters that mean something in Markdown or HTML
+# Characters that act on their surroundings: control characters, those that turn the direction of
+# writing, line separators, lone surrogates, and tags, which carry text that nobody sees. Spaces of other widths and the
+# joiners of Persian words and of emoji are part of a text.
+ACTING = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+    r"|[\U000e0000-\U000e007f]"
+)
+
+
+def one_line(text: str) -> str:
+    """The text with characters that act on their surroundings, line breaks among them, shown as escapes."""
+    return ACTING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
+
+def printable(text: str) -> str:
+    """The text with its line breaks; all other characters that act are shown as escapes."""
+    return "\n".join(one_line(line) for line in text.split("\n"))
+
+
+def markdown(text: str) -> str:
+    """The text as one line of Markdown that shows it as it is."""
+    text = one_line(text)
+    # As in agent_1.
+    harmless = {match.start() for match in re.finditer(r"(?<=[^\W_])_(?=[^\W_])", text)}
+    characters = []
+    for position, character in enumerate(text):
+        is_markup = character in MARKUP and position not in harmless
+        characters.append(f"&#{ord(character)};" if is_markup else character)
+    return "".join(characters).strip()

@@ -15,12 +15,18 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from cory.metrics import TITLES
 from cory.plural import counted
-from cory.report.escape import printable
-from cory.report.summary import ended_early, labelled, summarise, summarise_roles
-from cory.report.tables import interval_rows
 from cory.run.folder import read_rows, write_text
 from cory.run.settings import read_settings
+from cory.run.tables import (
+    ended_early,
+    interval_rows,
+    labelled,
+    printable,
+    summarise,
+    summarise_roles,
+)
 
 NAME = "report.html"
 MARK = '<main id="report">'  # in every page
@@ -46,7 +52,7 @@ class Page:
     Args:
         facts: what was run, in a few phrases.
         notes: caveats.
-        figures: <svg> elements (`cory.report.plots.svg`).
+        figures: <svg> elements (`cory.run.plots.svg`).
         completions: by query the chains that answered it: a title, and records as those of samples.jsonl.
     """
 
@@ -119,7 +125,7 @@ def run_page(folder: Path, method: str, notes: Sequence[str] = ()) -> Page:
     for (agent, flag), count in flags.items():
         page.notes.append(f"{agent}: flag {flag} in {counted(count, 'iteration')}")
     if rows:
-        from cory.report import plots  # here, as importing matplotlib takes a while
+        from cory.run import plots  # here, as importing matplotlib takes a while
 
         draw = partial(plots.plot_curves, rows, first_role=rows[0]["role"])
         page.figures.append(plots.svg(draw))
@@ -136,7 +142,7 @@ def start_and_end(rows: Sequence[Record]) -> Table:
     for name, metrics in means.items():
         row = {"": name}
         for metric, values in metrics.items():
-            row[metric] = f"{values['start']:.3f} → {values['end']:.3f}"
+            row[TITLES[metric]] = f"{values['start']:.3f} → {values['end']:.3f}"
         cells.append(row)
     note = "Means over the first and the last 10 iterations, or half of a shorter run. A single run has no interval."
     return Table("Start and end", cells, note)

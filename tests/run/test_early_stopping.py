@@ -11,13 +11,12 @@ import pytest
 import torch
 from conftest import sentences
 
-from cory import evaluate
+from cory import Callback, evaluate
 from cory.agent import Agent, make_agents
-from cory.callbacks import Callback
 from cory.config import CheckpointConfig, GuardsConfig
 from cory.errors import UserError
 from cory.evaluation.settings import EvaluationConfig
-from cory.prompts import RolePrompts
+from cory.roles import RolePrompts
 from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -68,10 +67,10 @@ class Interrupt(Callback):
 
 @pytest.fixture
 def planned(monkeypatch):
-    from cory.callbacks import held_out
+    from cory.run import callbacks
 
     monkeypatch.setattr(
-        held_out,
+        callbacks,
         "evaluate",
         lambda trainer, iteration, rows: ([HELD_OUT[iteration.index]] * 2, None),
     )
@@ -206,10 +205,10 @@ def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):
 
 def test_the_team_reward_counts(config, monkeypatch):
     """Beside a team reward alone, every task reward is 0."""
-    from cory.callbacks import held_out
+    from cory.run import callbacks
 
     monkeypatch.setattr(
-        held_out,
+        callbacks,
         "evaluate",
         lambda trainer, iteration, rows: ([0.0, 0.0], HELD_OUT[iteration.index]),
     )

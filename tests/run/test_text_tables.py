@@ -1,7 +1,6 @@
 """The tables at the end of a run."""
 
-from cory.report.summary import summarise, summarise_roles
-from cory.report.tables import interval_table, sample_table, summary_table
+from cory.run.tables import interval_table, sample_table, summarise, summarise_roles, summary_table
 
 
 def record(iteration, agent, role, task_reward):

@@ -1,4 +1,4 @@
-"""What each role reads (knowledge transfer, Eq. 3)."""
+"""Roles: what each reads (knowledge transfer, Eq. 3), and who has which (role exchange, Eq. 5)."""
 
 import json
 import string
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cory.config import RoleConfig, role_name
-from cory.errors import UserError
+from cory.errors import UserError, one_of
 
 Prompt = str | list[dict[str, str]]  # text, or chat messages
 # What an observer reads where a task says nothing else: of a text that models continue, and of a chat.
@@ -21,16 +21,16 @@ def check_prompt(prompt: Any, where: str) -> None:
     """Raises a UserError unless a query is text, or chat messages ending with the user's, and not empty."""
     if isinstance(prompt, str) and prompt:
         return
-    is_chat = isinstance(prompt, list) and all(isinstance(message, dict) for message in prompt)
-    if not is_chat:
-        raise UserError(f"{where}: expected text or chat messages, got {prompt!r}")
-    are_messages = all(
-        m.get("role") in CHAT_ROLES and isinstance(m.get("content"), str) for m in prompt
+    is_chat = isinstance(prompt, list) and all(
+        isinstance(message, dict)
+        and message.get("role") in CHAT_ROLES
+        and isinstance(message.get("content"), str)
+        for message in prompt
     )
-    if not (prompt and are_messages and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
+    if not (is_chat and prompt and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
         raise UserError(
-            f"{where}: expected messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last one user, with "
-            f"text, got {prompt!r}"
+            f"{where}: expected text or chat messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last "
+            f"one user, with text, got {prompt!r}"
         )
 
 
@@ -103,17 +103,16 @@ class RolePrompts:
     roles: tuple[RoleConfig, ...] = ()
 
     def __post_init__(self) -> None:
-        for role, needed in (("pioneer", ("prompt",)), ("observer", ("prompt", "response"))):
-            template = getattr(self, role)
-            names = placeholders(template, f"{role} prompt")
-            for name in needed:
-                if name not in names:
-                    raise UserError(
-                        f"{role} prompt: expected the placeholder {{{name}}}, got {template!r}"
-                    )
-        if "response" in placeholders(self.pioneer, "pioneer prompt"):
+        pioneer_reads = placeholders(self.pioneer, "pioneer prompt")
+        observer_reads = placeholders(self.observer, "observer prompt")
+        if "prompt" not in pioneer_reads or "response" in pioneer_reads:
             raise UserError(
-                f"pioneer prompt: expected no {{response}}, as nobody answers before it, got {self.pioneer!r}"
+                "pioneer prompt: expected the placeholder {prompt} and no {response}, as nobody answers before it, "
+                f"got {self.pioneer!r}"
+            )
+        if not {"prompt", "response"} <= set(observer_reads):
+            raise UserError(
+                f"observer prompt: expected the placeholders {{prompt}} and {{response}}, got {self.observer!r}"
             )
 
     def settings(self, role: int) -> RoleConfig:
@@ -139,39 +138,31 @@ class RolePrompts:
         return [index for name in names for index in earlier.get(name, [])]
 
     def check_columns(self, columns: Iterable[str]) -> None:
-        """Raises a UserError if a template names what is no column, no earlier role and no other
-        placeholder.
-
-        Also if a role has the name of a column, as it would hide that in a template.
+        """Raises a UserError if a template names what is no column, no earlier role and no other placeholder, or names
+        nothing; also if a role has the name of a column, as it would hide that in a template.
         """
         columns = set(columns)
-        for role, settings in enumerate(self.roles):
+        for role in range(max(2, len(self.roles))):
+            settings = self.settings(role)
             if settings.name in columns:
                 raise UserError(
-                    f"roles[{role}].name: expected another name than the dataset's columns {sorted(columns)}, "
-                    f"got {settings.name!r}"
+                    f"roles[{role}].name: expected another name than the dataset's columns {sorted(columns)}, got "
+                    f"{settings.name!r}"
                 )
-        # The observer's template knows least where the second role reads it.
-        for role in range(max(2, len(self.roles))):
-            self._check_template(role, columns)
-
-    def _check_template(self, role: int, columns: set[str]) -> None:
-        where = f"roles[{role}].prompt"
-        if self.settings(role).prompt is None:
-            where = f"{role_name(min(role, 1))} prompt"
-        allowed = {"prompt", *columns}
-        if role > 0:
-            allowed |= {"response", "responses", *(self.name(earlier) for earlier in range(role))}
-        names = placeholders(self.template(role), where)
-        for name in names:
-            if name not in allowed:
+            where = f"roles[{role}].prompt"
+            if settings.prompt is None:
+                where = f"{role_name(min(role, 1))} prompt"
+            allowed = {"prompt", *columns}
+            if role > 0:
+                earlier_roles = [self.name(earlier) for earlier in range(role)]
+                allowed |= {"response", "responses", *earlier_roles}
+            names = placeholders(self.template(role), where)
+            unknown = [name for name in names if name not in allowed]
+            if unknown or not names:
+                got = f"{{{unknown[0]}}}" if unknown else repr(self.template(role))
                 raise UserError(
-                    f"{where}: expected placeholders among {sorted(allowed)}, got {{{name}}}"
+                    f"{where}: expected placeholders among {sorted(allowed)}, got {got}"
                 )
-        if not names:  # every query would be the same
-            raise UserError(
-                f"{where}: expected placeholders among {sorted(allowed)}, got {self.template(role)!r}"
-            )
 
     def columns(self) -> list[str]:
         """The dataset's columns that the templates name, besides the query."""
@@ -244,3 +235,34 @@ def fit_responses(
             for rows in texts:
                 rows[row] = rows[row][: len(rows[row]) // 2]
         prompts = render(texts)
+
+
+@dataclass(frozen=True)
+class RoleSchedule:
+    """Roles are positions in the chain: 0 is the pioneer, 1 the observer, and so on for longer chains.
+
+    An exchange only changes which agent holds which role, so nothing is copied and no state is lost.
+
+    Args:
+        num_agents: number of agents. period: iterations between exchanges (T_REx); 0 for never.
+        length: roles in the chain; 0 for as many as agents. With fewer, the others wait; with more, an agent holds
+            several roles.
+        exchange: `rotate` or `none`: see `CoryConfig`.
+    """
+
+    num_agents: int
+    period: int
+    length: int = 0
+    exchange: str = "rotate"
+
+    def __post_init__(self) -> None:
+        one_of("cory.exchange", ("rotate", "none"), self.exchange)
+
+    def order(self, k: int) -> tuple[int, ...]:
+        """The agents by role at iteration `k` (from 0): `order(k)[0]` is the index of the pioneer.
+
+        Every `period` iterations the chain turns by one place: with two agents the roles are swapped.
+        """
+        n, length = self.num_agents, self.length or self.num_agents
+        turn = k // self.period if self.period and self.exchange != "none" else 0
+        return tuple((role + turn) % n for role in range(length))  # Eq. 5

@@ -14,13 +14,11 @@ if "MPLBACKEND" not in os.environ:  # a notebook shows its figures by the one na
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
+from cory.metrics import CURVES, TITLES
+
 plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 
-CURVE_TITLES = {
-    "task_reward": "task reward",
-    "kl": "KL divergence (nats)",
-    "combined_reward": "combined reward",
-}
+CURVE_TITLES = {name: TITLES[name] for name in CURVES}
 SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
 LONG = 4000  # rows; the curves of longer runs are pixels in an SVG, so that its file stays small
 # Of methods, or of a method's agents, in their order.
@@ -59,7 +57,7 @@ def plot_curves(
     last_observing = sorted(k for k in observing if k + 1 not in observing)
     titles = dict(CURVE_TITLES)
     if "team_reward" in history[0]:
-        titles = {"team_reward": "team reward", **titles}
+        titles = {"team_reward": TITLES["team_reward"], **titles}
     size = (13 / 3 * len(titles), 3.6)
     figure, axes = plt.subplots(1, len(titles), figsize=size, layout="constrained")
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):

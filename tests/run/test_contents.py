@@ -11,8 +11,8 @@ from written import write_evaluation, write_run
 
 from cory.agent import make_agents
 from cory.errors import UserError
-from cory.prompts import RolePrompts
-from cory.report.page import evaluation_page, render, run_page
+from cory.roles import RolePrompts
+from cory.run.report import evaluation_page, render, run_page
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study.frame import of_records
@@ -78,7 +78,7 @@ def test_a_run_stores_what_each_role_read_and_writes_its_report(config):
 
 def test_curves_that_cannot_be_drawn_are_a_warning(config, monkeypatch):
     """Such as where MPLBACKEND names none; what was learnt is saved."""
-    from cory.report import plots
+    from cory.run import plots
 
     def fail(*args, **_):
         raise ValueError("'Qt4Agg' is not a valid value for backend")
@@ -94,12 +94,12 @@ def test_curves_that_cannot_be_drawn_are_a_warning(config, monkeypatch):
 
 
 def test_a_report_that_fails_is_a_warning(config, monkeypatch):
-    from cory.report import page
+    from cory.run import report
 
     def fail(*args):
         raise OSError(28, "No space left")
 
-    monkeypatch.setattr(page, "render", fail)
+    monkeypatch.setattr(report, "render", fail)
     with pytest.warns(UserWarning, match=r"report.html could not be written \("):
         run = make_trainer(replace(config, iterations=1)).train()
     assert (run.folder / "summary.json").exists() and not (run.folder / "report.html").exists()
@@ -121,7 +121,7 @@ def test_the_page_of_a_run(tmp_path):
     ]
     (table,) = page.tables
     assert table.rows[0][""] == "as pioneer"
-    assert table.rows[0]["task_reward"] == "0.100 → 0.733"
+    assert table.rows[0]["task reward"] == "0.100 → 0.733"
     assert titles(page) == {
         "the film": ["CORY · before training", "CORY · after training"],
         "query 0": ["CORY · iteration 0"],

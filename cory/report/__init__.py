@@ -1,1 +1,0 @@
-"""How a run, an evaluation or a comparison is shown."""

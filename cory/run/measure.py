@@ -1,0 +1,211 @@
+"""What an iteration is recorded as: the lines of metrics.jsonl, samples.jsonl and timings.jsonl (docs/metrics.md)."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cory.agent import Agent
+from cory.credit import per_response
+from cory.iteration import Iteration
+from cory.metrics import collapsed, combined_reward, distinct, share_of_start
+from cory.models.rollout import Rollout
+from cory.parallel import distributed
+from cory.rewards import measure_responses
+from cory.roles import text_of
+from cory.run.clock import peak_memory_mb
+
+if TYPE_CHECKING:
+    from cory.task import Task
+    from cory.trainer import CoryTrainer
+
+NUM_QUERIES = 4  # whose responses are shown before and after training, and in samples.jsonl
+EMPTY_SHARE = 0.1
+
+# What the flags in metrics.jsonl mean; each is printed once per run.
+MEANING = {
+    "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or "
+    "kl_penalty: kl (docs/paper.md, 'KL penalty').",
+    "equal_rewards": "every response of the batch earned the same reward, so there is nothing to learn. Try a larger "
+    "ppo.batch_size, or a task that is neither too hard nor too easy for the model.",
+    "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",
+    "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
+    "ppo.learning_rate or fewer ppo.ppo_epochs.",
+    "collapse": "distinct-2 of the responses fell below half of what it was at the start, so they grow alike, or KL is "
+    "above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
+}
+
+
+def measure(trainer: CoryTrainer, iteration: Iteration) -> list[dict[str, Any]]:
+    """The metrics of an iteration over all processes: a record per role, in the order of the trainer's agents."""
+    kl_coef = trainer.config.ppo.init_kl_coef
+    kl_bound = trainer.config.guards.kl_bound
+    team_rewards = None
+    if iteration.team_rewards is not None:
+        team_rewards = torch.tensor(distributed.gather_rows(iteration.team_rewards.tolist()))
+    # Those of the first iteration, against which collapse is judged.
+    first_records = {record["role"]: record for record in trainer.history[: len(iteration.chain)]}
+    records = []
+    for role, agent in enumerate(iteration.chain):
+        completions = distributed.gather_rows(iteration.rollouts[role].completions)
+        task_rewards = torch.tensor(distributed.gather_rows(iteration.task_rewards[role].tolist()))
+        earned = task_rewards
+        if team_rewards is not None:
+            earned = task_rewards + per_response(team_rewards, like=task_rewards)
+        update_stats = iteration.stats[role].metrics()
+        kl = update_stats.pop("kl")
+        record: dict[str, Any] = {
+            "iteration": iteration.index,
+            "agent": agent.name,
+            "role": iteration.rollouts[role].role,
+            "task_reward": task_rewards.mean().item(),
+            **({} if team_rewards is None else {"team_reward": team_rewards.mean().item()}),
+            "kl": kl,
+            "combined_reward": combined_reward(earned.mean().item(), kl, kl_coef),
+            **update_stats,
+            "distinct_2": distinct(completions, 2),
+        }
+        record |= _metrics_of_task(trainer.task, iteration, role)
+        first_record = first_records.get(record["role"], record)
+        trained_on = torch.tensor(distributed.gather_rows(iteration.rewards[role].tolist()))
+        record["flags"] = flags(record, first_record, trained_on, completions, kl_bound)
+        records.append(record)
+
+    position = {agent.name: index for index, agent in enumerate(trainer.agents)}
+    return sorted(records, key=lambda record: position[record["agent"]])
+
+
+def _metrics_of_task(task: Task, iteration: Iteration, role: int) -> dict[str, float]:
+    """What the task's metrics, and each of several reward functions, give a role's responses: means over those to which
+    they apply. One that applies to none is left out.
+    """
+    rollout = iteration.rollouts[role]
+    completions = rollout.completions
+    columns = iteration.batch.columns_of(role)
+    prompts = columns.pop("prompt")
+    columns["role"] = [rollout.role] * len(completions)
+    task_rewards = iteration.task_rewards[role].tolist()
+    values = {
+        f"reward_{name}": rewards.tolist()
+        for name, rewards in iteration.rewards_by_function[role].items()
+    }
+    values |= measure_responses(task.metrics, prompts, completions, task_rewards, columns)
+    means = {}
+    for name, of_process in values.items():
+        numbers = [
+            number for number in distributed.gather_rows(of_process) if not math.isnan(number)
+        ]
+        if numbers:
+            means[name] = statistics.fmean(numbers)
+    return means
+
+
+def flags(
+    record: Mapping[str, Any],
+    start: Mapping[str, Any],
+    rewards: torch.Tensor,
+    completions: Sequence[str],
+    kl_bound: float,
+) -> list[str]:
+    """The signs of trouble in an agent's iteration, as keys of MEANING.
+
+    `record`: its metrics; `start`: those of the same role in the first iteration; `rewards`:
+    (batch,) that the role is trained on (Eq. 4).
+    """
+    seen = {
+        "kl": record["kl"] > kl_bound,
+        "equal_rewards": bool((rewards == rewards[0]).all()),
+        "empty_responses": sum(not text.strip() for text in completions)
+        > EMPTY_SHARE * len(completions),
+        "ratio": record["dropped_steps"] > 0,
+        "collapse": collapsed(
+            share_of_start(record["distinct_2"], start["distinct_2"]), record["kl"], kl_bound
+        ),
+    }
+    return [name for name, here in seen.items() if here]
+
+
+def sampled_texts(task: Task, iteration: Iteration, chains_per_query: int) -> list[dict[str, Any]]:
+    """The responses to a few queries of an iteration, of each group of chains that answer the same one the first.
+
+    Called before the update, as the KL is that of the policy that has sampled.
+    """
+    described = describe(
+        iteration.chain,
+        iteration.batch.columns,
+        iteration.rollouts,
+        iteration.task_rewards,
+        slice(0, NUM_QUERIES * chains_per_query, chains_per_query),
+        task.prompts.columns(),
+        iteration.team_rewards,
+    )
+    return [{"iteration": iteration.index, **sample} for sample in described]
+
+
+def describe(
+    chain: Sequence[Agent],
+    columns: dict[str, list[Any]],
+    rollouts: Sequence[Rollout],
+    task_rewards: Sequence[torch.Tensor],
+    rows: slice,
+    read: Sequence[str],
+    team_rewards: torch.Tensor | None = None,
+) -> list[dict[str, Any]]:
+    """By role, a record (docs/metrics.md, "Samples") of each response in `rows`; where chains branch, of the first.
+
+    `read`: the columns that the prompts name besides the query.
+    """
+    queries = [text_of(prompt) for prompt in columns["prompt"][rows]]
+    further = {name: columns[name][rows] for name in read}
+    of_team = {}
+    if team_rewards is not None:
+        of_team = {
+            "team_reward": team_rewards[_first_branches(rows, rollouts[-1].branches)].tolist()
+        }
+    samples = []
+    for agent, rollout, rewards in zip(chain, rollouts, task_rewards, strict=True):
+        rows_of_role = _first_branches(rows, rollout.branches)
+        shown = rollout.rows(rows_of_role)
+        shown_rewards = {"task_reward": rewards[rows_of_role].tolist(), **of_team}
+        kls = agent.response_kls(shown)
+        for row, query in enumerate(queries):
+            sample = {
+                "agent": agent.name,
+                "role": rollout.role,
+                "query": query,
+                "columns": {name: values[row] for name, values in further.items()},
+                "prompt": shown.prompts[row],
+                "completion": shown.completions[row],
+                **{name: values[row] for name, values in shown_rewards.items()},
+                "kl": kls[row],
+            }
+            samples.append(sample)
+    return samples
+
+
+def _first_branches(rows: slice, branches: int) -> slice:
+    """The rows of a role with so many responses where the role before has one."""
+    stop = None if rows.stop is None else rows.stop * branches
+    return slice(0, stop, (rows.step or 1) * branches)
+
+
+def timings(iteration: Iteration, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """The line of timings.jsonl: seconds by phase, speed and memory.
+
+    They are kept out of metrics.jsonl, so that repeating a run reproduces that file bit for bit.
+    """
+    # The means are over all processes, which have equally many rows.
+    tokens = distributed.world_size() * sum(
+        stats.response_tokens * len(rollout.completions)
+        for stats, rollout in zip(iteration.stats, iteration.rollouts, strict=True)
+    )
+    return {
+        "iteration": iteration.index,
+        **{f"seconds_{phase}": round(value, 6) for phase, value in seconds.items()},
+        "tokens_per_second": round(tokens / seconds["total"], 3),
+        "peak_memory_mb": round(peak_memory_mb(), 1),
+    }
