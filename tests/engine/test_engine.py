@@ -277,7 +277,7 @@ def test_the_server_may_want_a_key(settings, server, monkeypatch):
 
 def test_prompts_must_fit_the_context_of_the_server(settings, server):
     server.longest = 12
-    with pytest.raises(UserError, match="^dataset: .* in a context of 12"):
+    with pytest.raises(UserError, match=r"^dataset: .* in a context of 12"):
         train(settings)
 
 

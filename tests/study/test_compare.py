@@ -621,7 +621,7 @@ def test_wrong_input_is_an_error_that_says_what(tmp_path, capsys):
     with pytest.raises(UserError, match="nope: "):
         command_line([str(tmp_path / "b"), "--nope"])
     (tmp_path / "b/config.yaml").write_text("[1, 2")
-    with pytest.raises(UserError, match="config.yaml"):
+    with pytest.raises(UserError, match=r"config\.yaml"):
         compared(tmp_path)
 
 
