@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cory.agent import Agent, make_agents  # noqa: F401
     from cory.callbacks import Callback  # noqa: F401
-    from cory.config import Config  # noqa: F401
+    from cory.config import Config, EvaluationConfig  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
     from cory.errors import UserError  # noqa: F401
-    from cory.evaluation.evaluate import evaluate  # noqa: F401
+    from cory.evaluation.command import evaluate  # noqa: F401
     from cory.iteration import Iteration  # noqa: F401
     from cory.models.rollout import Rollout  # noqa: F401
     from cory.prompts import RolePrompts  # noqa: F401
@@ -22,6 +22,7 @@ HOME = {
     "Callback": "callbacks",
     "Config": "config",
     "CoryTrainer": "trainer",
+    "EvaluationConfig": "config",
     "Iteration": "iteration",
     "RolePrompts": "prompts",
     "RoleSchedule": "schedule",
@@ -29,7 +30,7 @@ HOME = {
     "Task": "task",
     "UserError": "errors",
     "assign_credit": "credit",
-    "evaluate": "evaluation.evaluate",
+    "evaluate": "evaluation.command",
     "make_agents": "agent",
 }
 __all__ = [*HOME]

@@ -14,9 +14,8 @@ from conftest import sentences
 from cory import evaluate
 from cory.agent import Agent, make_agents
 from cory.callbacks import Callback
-from cory.config import CheckpointConfig, GuardsConfig
+from cory.config import CheckpointConfig, EvaluationConfig, GuardsConfig
 from cory.errors import UserError
-from cory.evaluation.settings import EvaluationConfig
 from cory.prompts import RolePrompts
 from cory.run.signals import Interrupted
 from cory.task import Task
