@@ -19,8 +19,7 @@ from cory.code_files import announce_files
 from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.evaluation.answer import load
-from cory.evaluation.rows import Weights, agent_weights, reward_differs, with_prompts_of
-from cory.identity import check_models, policy_models
+from cory.evaluation.rows import Weights, agent_weights, check_run, with_prompts_of
 from cory.parallel.devices import choose_device
 from cory.prompts import check_prompt
 from cory.report.escape import one_line, printable
@@ -36,8 +35,7 @@ class Chat:
     """
 
     def __init__(self, run: Path, device: str = "auto") -> None:
-        settings = read_settings(run)
-        kind = kind_of_run(settings)
+        kind = kind_of_run(read_settings(run))
         if kind is None:
             raise UserError(
                 f"{run}: expected a run of cory.train or of a task's script, got one that was made in Python"
@@ -46,10 +44,7 @@ class Chat:
         agents = list(agent_weights(run, self.config, {}).values())
         announce_files(run, self.config, set())
         self.task = with_prompts_of(run, kind.make_task(self.config), {})
-        models = policy_models(self.config) | self.task.models()
-        check_models(settings["fingerprint"]["models"], models, str(run))
-        if warning := reward_differs(run, self.task):
-            print(one_line(warning))
+        check_run(run, self.config, self.task)
 
         # The base answers as the first role.
         self.names = ["base"]

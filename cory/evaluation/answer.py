@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from tqdm import tqdm
@@ -35,6 +35,7 @@ from cory.streams import Purpose, Stream
 from cory.task import Task
 
 Record = dict[str, Any]  # a line of responses.jsonl
+LoadedModel: TypeAlias = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 # A model and its answers
@@ -243,28 +244,23 @@ def load(weights: Weights, device: torch.device, date: str | None = None) -> Ans
     return Answerer(policy, base, tokenizer, weights.model.chat_template, date)
 
 
-def _check_tokens(
-    weights: Weights,
-    of_model: tuple[PreTrainedModel, PreTrainedTokenizerBase],
-    of_base: tuple[PreTrainedModel, PreTrainedTokenizerBase],
-) -> None:
+def _check_tokens(weights: Weights, model: LoadedModel, base: LoadedModel) -> None:
     """Raises a UserError if a model and its base have other tokens, as a KL between them would mean nothing.
 
     Ids that only one of them has, or that were added such as a chat's marks, may be any.
     """
-    sizes = []
     vocabularies = []
-    for model, tokenizer in (of_model, of_base):
-        sizes.append(model.config.get_text_config().vocab_size)
+    for _, tokenizer in (model, base):
         added = set(tokenizer.added_tokens_decoder)
         tokens = tokenizer.get_vocab().items()
         vocabularies.append({index: token for token, index in tokens if index not in added})
     ours, theirs = vocabularies
-    same = all(ours[index] == theirs[index] for index in ours.keys() & theirs.keys())
-    if not same or sizes[0] != sizes[1]:
+    is_same = all(ours[index] == theirs[index] for index in ours.keys() & theirs.keys())
+    sizes = [loaded.config.get_text_config().vocab_size for loaded, _ in (model, base)]
+    if not is_same or sizes[0] != sizes[1]:
         raise UserError(
             f"models: expected a model with the {sizes[1]} tokens of its base {weights.base.name!r}, for a KL between "
-            f"them, got {weights.model.name!r} with {sizes[0]}{'' if same else ', of which some differ'}"
+            f"them, got {weights.model.name!r} with {sizes[0]}{'' if is_same else ', of which some differ'}"
         )
 
 
@@ -327,17 +323,8 @@ class Evaluator:
     def _answer_chunk(self, row: Row, answerer: Answerer, chunk: range) -> list[Record]:
         """A record for each query of a chunk."""
         samples = self.settings.samples
-        sampling = self.lineup.sampling
-        columns = self._columns(chunk, samples)
-        earlier = [
-            [text for query in chunk for text in self.records[before.name][query]["completions"]]
-            for before in row.earlier
-        ]
-        responses = self._respond(row, answerer, chunk, columns, earlier, sampling)
-        scores = self._scores(row, columns, responses.completions)
+        responses, scores, team_rewards = self._respond(row, answerer, chunk, samples)
         rewards = scores.total.tolist()
-        team_rewards = self._team_rewards(row, columns, [*earlier, responses.completions])
-
         records = []
         for position, query in enumerate(chunk):
             first = position * samples
@@ -365,46 +352,39 @@ class Evaluator:
             if team_rewards is not None:
                 record["team_rewards"] = team_rewards[rows]
             records.append(record)
+
         if self.settings.greedy:
-            self._add_greedy(row, answerer, chunk, records)
+            likeliest, scores, _ = self._respond(row, answerer, chunk, 1, greedy=True)
+            for position, record in enumerate(records):
+                record["greedy"] = likeliest.completions[position]
+                record["greedy_reward"] = scores.total[position].item()
         return records
 
-    def _add_greedy(
-        self, row: Row, answerer: Answerer, chunk: range, records: Sequence[Record]
-    ) -> None:
-        """Adds to each record the likeliest response, after the likeliest ones of the roles before."""
-        common = self.lineup.sampling
-        sampling = SamplingConfig(1, common.max_new_tokens, top_k=1, stop=common.stop)
-        columns = self._columns(chunk, 1)
-        earlier = [
-            [self.records[before.name][query]["greedy"] for query in chunk]
-            for before in row.earlier
-        ]
-        responses = self._respond(row, answerer, chunk, columns, earlier, sampling)
-        rewards = self._scores(row, columns, responses.completions).total.tolist()
-        for record, text, reward in zip(records, responses.completions, rewards, strict=True):
-            record["greedy"] = text
-            record["greedy_reward"] = reward
+    def _respond(
+        self, row: Row, answerer: Answerer, chunk: range, samples: int, greedy: bool = False
+    ) -> tuple[Responses, Scores, list[float] | None]:
+        """So many responses to each query of a chunk, query by query, their rewards, and their chains' team rewards.
 
-    def _columns(self, chunk: range, samples: int) -> dict[str, list[Any]]:
-        """The columns of a chunk, a row for each sample, query by query."""
-        return {
+        A later role reads the responses that the earlier ones have sampled alike.
+        """
+        task = row.task
+        columns = {
             name: [values[query] for query in chunk for _ in range(samples)]
             for name, values in self.columns.items()
         }
-
-    def _respond(
-        self,
-        row: Row,
-        answerer: Answerer,
-        chunk: range,
-        columns: dict[str, list[Any]],
-        earlier: list[list[str]],
-        sampling: SamplingConfig,
-    ) -> Responses:
+        earlier = []
+        for reads in row.earlier:
+            records = [self.records[reads.name][query] for query in chunk]
+            if greedy:
+                earlier.append([record["greedy"] for record in records])
+            else:
+                earlier.append([text for record in records for text in record["completions"]])
+        sampling = self.lineup.sampling
+        if greedy:
+            sampling = SamplingConfig(1, sampling.max_new_tokens, top_k=1, stop=sampling.stop)
         with autocast(self.device, self.settings.precision):
-            return answerer.answer(
-                row.task,
+            responses = answerer.answer(
+                task,
                 row.role,
                 columns,
                 earlier or None,
@@ -414,21 +394,13 @@ class Evaluator:
                 batch_size=self.settings.batch_size,
             )
 
-    def _scores(
-        self, row: Row, columns: dict[str, list[Any]], completions: Sequence[str]
-    ) -> Scores:
-        """The task rewards of responses. The reward learns their role."""
-        others = {name: values for name, values in columns.items() if name != "prompt"}
-        others["role"] = [row.task.prompts.name(row.role)] * len(completions)
-        return score_by_function(row.task.reward, columns["prompt"], completions, others)
-
-    def _team_rewards(
-        self, row: Row, columns: dict[str, list[Any]], responses: Sequence[Sequence[str]]
-    ) -> list[float] | None:
-        """The team reward of each chain, from the responses of its roles; None if there is none for this length."""
-        team = row.task.team
-        if team is None or len(responses) not in self.lineup.team_sizes:
-            return None
-        others = {name: values for name, values in columns.items() if name != "prompt"}
-        chains = list(zip(*responses, strict=True))
-        return score_chains(team, columns["prompt"], chains, others).tolist()
+        # Rewards are computed as in training, outside of autocast.
+        prompts = columns.pop("prompt")
+        texts = responses.completions
+        roles = [task.prompts.name(row.role)] * len(texts)
+        scores = score_by_function(task.reward, prompts, texts, {**columns, "role": roles})
+        team_rewards = None
+        if task.team is not None and row.role + 1 in self.lineup.team_sizes:
+            chains = list(zip(*earlier, texts, strict=True))
+            team_rewards = score_chains(task.team, prompts, chains, columns).tolist()
+        return responses, scores, team_rewards

@@ -22,6 +22,7 @@ from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig, c
 from cory.errors import UserError
 from cory.identity import check_models, model_identity, policy_models
 from cory.prompts import RolePrompts
+from cory.report.escape import one_line
 from cory.run.settings import read_settings
 from cory.task_kinds import find_kind, run_config
 
@@ -244,7 +245,7 @@ def _add_agents(
     solo: list[Row], run: Path, config: Config, task: "Task", settings: EvaluationConfig
 ) -> list[Row]:
     """Adds the rows of a run's agents, which are returned, and of their bases that have no row yet."""
-    _check_run(run, config, task)
+    check_run(run, config, task)
     run_task = with_prompts_of(run, task, settings.task)
     agents = []
     for name, weights in agent_weights(run, config, settings.model).items():
@@ -321,29 +322,27 @@ def begins_as(chain: RolePrompts, prompts: RolePrompts) -> bool:
     return prompts.settings(0).name in (None, chain.name(0))
 
 
-def _check_run(run: Path, config: Config, task: "Task") -> None:
-    """Raises a UserError if a run was trained with other models of these names; warns if on another reward."""
-    recorded = read_settings(run)["fingerprint"]["models"]
-    check_models(recorded, policy_models(config), str(run))
-    check_models(recorded, task.models(), str(run), chosen=True)
-    warning = reward_differs(run, task)
-    if warning:
-        print(warning, file=sys.stderr)
+def check_run(run: Path, config: Config, task: "Task") -> None:
+    """Warns if a run was trained on other rewards than those of `task`, or with other models in them.
 
+    Raises a UserError if it was trained with other models of the same names.
+    """
+    fingerprint = read_settings(run)["fingerprint"]
+    models = fingerprint["models"]
+    check_models(models, policy_models(config), str(run))
+    check_models(models, task.models(), str(run), chosen=True)
 
-def reward_differs(run: Path, task: "Task") -> str:
-    """A warning if the rewards of `task`, or the models that they load, are not those of a run; else nothing."""
-    recorded = read_settings(run)["fingerprint"]
-    before = {key: value for key, value in recorded.items() if "reward" in key}
+    before = {key: value for key, value in fingerprint.items() if "reward" in key}
     now = task.fingerprint_of_reward()
     for key, model in task.models().items():
-        model_before = recorded["models"].get(key, model)
-        if model["identity"] != model_before["identity"]:
-            before[key] = model_before["name"]
+        if key in models and models[key]["identity"] != model["identity"]:
+            before[key] = models[key]["name"]
             now[key] = model["name"]
     changes = [
         f"{key} {before.get(key)}, now {now.get(key)}"
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
-    return f"Warning: {run} was trained on another reward: {'; '.join(changes)}" if changes else ""
+    if changes:
+        warning = f"Warning: {run} was trained on another reward: {'; '.join(changes)}"
+        print(one_line(warning), file=sys.stderr)

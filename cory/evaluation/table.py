@@ -34,6 +34,25 @@ COSTS = {
 }
 
 
+def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
+    """The metrics of the table and their titles: pass@k where it is asked for, else reward, KL and diversity."""
+    of_task = {name: name for name in [*task.reward_metrics, *task.metrics]}
+    if settings.ks:
+        passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
+        if settings.greedy:
+            passes["greedy"] = "greedy"
+        return {
+            **passes,
+            "team_reward": TITLES["team_reward"],
+            **of_task,
+            "tokens": "tokens",
+            "chain_kl": "KL to base",
+        }
+    if settings.samples > 1:
+        return {**TITLES, "best_of_2": "task reward, best of 2", **of_task}
+    return {**TITLES, **of_task}
+
+
 def table_rows(
     records: Mapping[str, Records],
     columns: Mapping[str, Sequence[Any]],
@@ -214,8 +233,7 @@ def majority_at_k(answers: Sequence[Hashable | None], rewards: Sequence[float], 
 def _values_of_task(
     of_model: Records, columns: Mapping[str, Sequence[Any]], task: Task
 ) -> dict[str, list[float]]:
-    """By metric of the task, and by reward function where there are several, a value for each
-    query.
+    """By metric of the task, and by reward function where there are several, a value for each query.
 
     That is the mean over the samples to which it applies, nan where it applies to none.
     """
@@ -250,26 +268,3 @@ def _mean(values: Sequence[float | None]) -> float:
     """The mean of those that apply; nan if none does."""
     numbers = [value for value in values if value is not None and not math.isnan(value)]
     return statistics.fmean(numbers) if numbers else math.nan
-
-
-def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
-    """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and
-    diversity.
-
-    `COSTS` are the titles of a second table.
-    """
-    of_task = {name: name for name in [*task.reward_metrics, *task.metrics]}
-    if settings.ks:
-        passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
-        if settings.greedy:
-            passes["greedy"] = "greedy"
-        return {
-            **passes,
-            "team_reward": TITLES["team_reward"],
-            **of_task,
-            "tokens": "tokens",
-            "chain_kl": "KL to base",
-        }
-    if settings.samples > 1:
-        return {**TITLES, "best_of_2": "task reward, best of 2", **of_task}
-    return {**TITLES, **of_task}

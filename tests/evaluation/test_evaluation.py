@@ -410,22 +410,19 @@ def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp
     assert "reward_sha256 0123456789abcdef, now" in capsys.readouterr().err
 
 
-def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, policy_folder, tmp_path):
+def test_an_observer_draws_other_random_numbers_than_the_pioneer(
+    config, held_out, policy_folder, tmp_path
+):
     """With a model that finds all tokens equally likely, responses are the random numbers themselves."""
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    chosen = settings(tmp_path, models=[str(policy_folder)])
-    lineup = line_up(held_out, chosen)
-    evaluator = Evaluator(lineup, held_out.dataset[:], chosen, torch.device("cpu"))
-    drawn = []
-    row = lineup.rows[0]
-    for _ in range(3):
-        records = evaluator._answer_chunk(row, Answerer(model, model, tokenizer), range(1))
-        drawn.append(records[0]["completions"][0])
-        evaluator.records[row.name] = records
-        row = row.after_itself()
-    assert len({text[:8] for text in drawn}) == 3
+    model.save_pretrained(tmp_path / "even")
+    tokenizer.save_pretrained(tmp_path / "even")
+    run = make_run(config, 1, iterations=1, model=ModelConfig(str(tmp_path / "even")))
+    records = read_responses(evaluate([run], held_out, settings(tmp_path, queries=1)).folder)
+    pioneer, observer = records["base", 0], records["base after itself", 0]
+    assert pioneer["completions"] != observer["completions"]
 
 
 def test_rewards_are_computed_as_in_training_whatever_the_precision(
