@@ -183,7 +183,8 @@ def test_batches_are_as_small_as_their_logits_need(policy_folder, held_out, monk
 
 def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path):
     """Joint: the other agent's; compute-matched: the same agent's own first answer."""
-    pair, single = make_run(config), make_run(config, 1, output=str(tmp_path / "single"))
+    pair = make_run(config)
+    single = make_run(config, 1, output=str(tmp_path / "single"))
     records = read_responses(evaluate([pair, single], held_out, settings(tmp_path)).folder)
     first_of = {
         "run/agent_2 after agent_1": "run/agent_1",
@@ -191,7 +192,8 @@ def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path
     }
     for name, first in first_of.items():
         for number, query in enumerate(held_out.dataset["prompt"]):
-            alone, chain = records[first, number], records[name, number]
+            alone = records[first, number]
+            chain = records[name, number]
             assert alone["prompt"] == query and chain["read"] == first
             assert chain["prompt"] == f'Improve "{query}{alone["completions"][0]}": {query}'
 
@@ -421,7 +423,8 @@ def test_an_observer_draws_other_random_numbers_than_the_pioneer(
     tokenizer.save_pretrained(tmp_path / "even")
     run = make_run(config, 1, iterations=1, model=ModelConfig(str(tmp_path / "even")))
     records = read_responses(evaluate([run], held_out, settings(tmp_path, queries=1)).folder)
-    pioneer, observer = records["base", 0], records["base after itself", 0]
+    pioneer = records["base", 0]
+    observer = records["base after itself", 0]
     assert pioneer["completions"] != observer["completions"]
 
 
