@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cory.agent import Agent, make_agents  # noqa: F401
-    from cory.config import Config  # noqa: F401
+    from cory.config import Config, EvaluationConfig  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
     from cory.errors import UserError  # noqa: F401
-    from cory.evaluation.evaluate import evaluate  # noqa: F401
+    from cory.evaluation.command import evaluate  # noqa: F401
     from cory.iteration import Iteration  # noqa: F401
     from cory.models.rollout import Rollout  # noqa: F401
     from cory.roles import RolePrompts, RoleSchedule  # noqa: F401
@@ -21,6 +21,7 @@ HOME = {
     "Callback": "run.callbacks",
     "Config": "config",
     "CoryTrainer": "trainer",
+    "EvaluationConfig": "config",
     "Iteration": "iteration",
     "RolePrompts": "roles",
     "RoleSchedule": "roles",
@@ -28,7 +29,7 @@ HOME = {
     "Task": "task",
     "UserError": "errors",
     "assign_credit": "credit",
-    "evaluate": "evaluation.evaluate",
+    "evaluate": "evaluation.command",
     "make_agents": "agent",
 }
 __all__ = [*HOME]

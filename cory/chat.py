@@ -18,10 +18,8 @@ from typing import Any
 from cory.code_files import announce_files
 from cory.command import Arguments, main
 from cory.errors import UserError
-from cory.evaluation.agents import Weights, agent_weights, run_agents
-from cory.evaluation.lineup import reward_differs, with_prompts_of
-from cory.evaluation.responses import load, reply
-from cory.identity import check_models, policy_models
+from cory.evaluation.answer import load
+from cory.evaluation.rows import Weights, agent_weights, check_run, with_prompts_of
 from cory.parallel.devices import choose_device
 from cory.rewards import score_by_function, score_chains
 from cory.roles import check_prompt
@@ -37,21 +35,16 @@ class Chat:
     """
 
     def __init__(self, run: Path, device: str = "auto") -> None:
-        settings = read_settings(run)
-        fingerprint = settings.get("fingerprint") or {}
-        kind = kind_of_run(settings)
+        kind = kind_of_run(read_settings(run))
         if kind is None:
             raise UserError(
                 f"{run}: expected a run of cory.train or of a task's script, got one that was made in Python"
             )
         self.config = run_config(run).on(device)
+        agents = list(agent_weights(run, self.config, {}).values())
         announce_files(run, self.config, set())
-        agents = list(agent_weights(run_agents(run), self.config, {}).values())
         self.task = with_prompts_of(run, kind.make_task(self.config), {})
-        models = policy_models(self.config) | self.task.models()
-        check_models(fingerprint.get("models") or {}, models, str(run))
-        if warning := reward_differs(run, fingerprint, self.task):
-            print(one_line(warning))
+        check_run(run, self.config, self.task)
 
         # The base answers as the first role.
         self.names = ["base"]
@@ -64,7 +57,6 @@ class Chat:
         # Each with itself as its base, as no KL is computed.
         here = choose_device(device)
         self.models = [load(weights._replace(base=weights.model), here) for weights in answering]
-        self.templates = [weights.model.chat_template for weights in answering]
         self.seed = 0
 
     def answer(self, line: str) -> list[str]:
@@ -74,20 +66,14 @@ class Chat:
         """
         row = {name: [value] for name, value in self._row(line).items()}
         self.seed += len(self.roles)
+        sampling = self.config.sampling.after_training({})
         texts: list[str] = []
-        for role, model, template in zip(self.roles, self.models, self.templates, strict=True):
-            read = texts[1:] if role and self.config.cory.knowledge_transfer else []
-            responses = reply(
-                model,
-                self.task,
-                row,
-                self.config.sampling.after_training({}),
-                [[text] for text in read] or None,
-                role,
-                seed=self.seed + role,
-                chat_template=template,
-                kl=False,
-            )
+        for role, model in zip(self.roles, self.models, strict=True):
+            earlier = None
+            if role > 0 and self.config.cory.knowledge_transfer:
+                earlier = [[text] for text in texts[1:]]
+            seed = self.seed + role
+            responses = model.answer(self.task, role, row, earlier, sampling, seed=seed, kl=False)
             texts += responses.completions
 
         prompt = row.pop("prompt")

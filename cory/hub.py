@@ -22,8 +22,7 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 from cory.command import Arguments, main
 from cory.config import Config
 from cory.errors import UserError
-from cory.evaluation.agents import run_agents
-from cory.evaluation.folder import trained
+from cory.evaluation.rows import agents_hash, run_agents
 from cory.identity import is_local
 from cory.plural import counted
 from cory.roles import RolePrompts
@@ -145,7 +144,7 @@ def held_out_results(run: Path) -> str:
 
     It has the rows of the base, and of the run's agents and chains.
     """
-    end_of_run = trained([str(run)])[str(run)]
+    end_of_run = agents_hash(run)
     files = sorted(run.parent.glob("*/evaluation.json"), key=lambda file: -file.stat().st_mtime)
     for file in files:
         settings = json.loads((file.parent / "settings.json").read_text(encoding="utf-8"))

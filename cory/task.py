@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -19,7 +20,7 @@ from cory.metrics import TITLES
 from cory.models.load import find, load_tokenizer
 from cory.models.text import check_lengths, encode
 from cory.rewards import Function, Reward, accepted_columns
-from cory.roles import Prompt, RolePrompts, check_prompt
+from cory.roles import Prompt, RolePrompts, check_prompt, fit_responses
 from cory.streams import Purpose, Stream
 
 if TYPE_CHECKING:
@@ -141,6 +142,29 @@ class Task:
         return [
             self.prompts.render(role, row, chain) for row, chain in zip(rows, chains, strict=True)
         ]
+
+    def prompts_of_role(
+        self,
+        role: int,
+        columns: Mapping[str, Sequence[Any]],
+        earlier: Sequence[Sequence[str]] | None,
+        encode: Callable[[list[Any]], list[list[int]]],
+        context: int | None,
+        max_new_tokens: int,
+    ) -> list[Any]:
+        """What a role of a chain reads, row by row (Eq. 3). Responses that leave no room for an answer are shortened.
+
+        Args:
+            columns: of the rows, `prompt` among them.
+            earlier: of each earlier role, in order, its responses; None: the role reads the query alone.
+            encode: from prompts to their token ids, as the model reads them.
+            context: tokens that the model can attend to; None: any number.
+            max_new_tokens: of the role's answer.
+        """
+        if earlier is None:
+            return self.render(role, columns)
+        render = partial(self.render, role, columns)
+        return fit_responses(render, earlier, encode, context, max_new_tokens)
 
     def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
         """The task with the names and prompts that a run's settings give its roles

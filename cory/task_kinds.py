@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cory.command import as_config
-from cory.config import Config
+from cory.config import Config, EvaluationConfig
 from cory.errors import UserError
 from cory.run.settings import read_settings
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from cory.evaluation.settings import EvaluationConfig
     from cory.task import Task
 
 GROUP = "cory.tasks"  # of the entry points
@@ -49,7 +48,7 @@ class TaskKind(Generic[C]):
     name: str
     config: type[C]
     module: str
-    evaluation: "type[EvaluationConfig] | None" = None
+    evaluation: type[EvaluationConfig] | None = None
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
         """The task of a run, on `rows` or on those of training, with the run's roles. Raises a UserError."""

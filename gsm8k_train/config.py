@@ -5,8 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from cory.config import Config, LoraConfig, PPOConfig, SamplingConfig, Settings
-from cory.evaluation.settings import EvaluationConfig
+from cory.config import Config, EvaluationConfig, LoraConfig, PPOConfig, SamplingConfig, Settings
 from cory.task_kinds import TaskKind
 from gsm8k_train import toy
 from gsm8k_train.toy import EXAMPLE

@@ -16,7 +16,7 @@ if __name__ == "__main__":
 
 from cory.command import main
 from cory.config import ModelConfig, SamplingConfig
-from cory.evaluation.responses import respond
+from cory.evaluation.answer import Answerer
 from cory.models.load import load_policy
 from cory.roles import fill
 from cory.run.folder import new_folder
@@ -59,7 +59,7 @@ def measure(folder: Path = toy.POLICY.parent) -> dict[str, float]:
     problems = toy.problems("test")
     prompts = [fill(PIONEER, {"prompt": p["question"]}) for p in problems]
     settings = SamplingConfig(max_new_tokens=40, stop=["Question:"])
-    answers = respond(policy, policy, tokenizer, prompts, settings).completions
+    answers = Answerer(policy, policy, tokenizer).respond(prompts, settings).completions
     return {
         "accuracy": sum(rule_reward(prompts, answers, [p["answer"] for p in problems]))
         / len(problems)

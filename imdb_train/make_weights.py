@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerFast
 
 from cory.command import main
 from cory.config import ModelConfig, SamplingConfig
-from cory.evaluation.responses import respond
+from cory.evaluation.answer import Answerer
 from cory.models.load import load_policy
 from cory.rewards import Classifier
 from cory.run.folder import new_folder
@@ -90,7 +90,7 @@ def measure(folder: Path = toy.SHIPPED) -> dict[str, float]:
     held_out = [toy.review(rng) for _ in range(500)]
     texts = [text for text, _ in held_out]
     starts = [" ".join(text.split(" ")[:4]) for text in texts]
-    written = respond(policy, policy, tokenizer, starts, SamplingConfig()).completions
+    written = Answerer(policy, policy, tokenizer).respond(starts, SamplingConfig()).completions
     with torch.no_grad():
         rows = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
         losses = [(policy(input_ids=row, labels=row).loss.item(), row.shape[1] - 1) for row in rows]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cory.errors import UserError
-from cory.evaluation.agents import agent_folders
+from cory.evaluation.rows import agent_folders
 from cory.identity import model_identity
 from cory.run.settings import differences
 from study.groups import Group, group_name, value_of

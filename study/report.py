@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from cory.command import Arguments, main
-from cory.evaluation.folder import read_responses
+from cory.evaluation.command import read_responses
 from cory.plural import counted
 from cory.run.folder import write_text
 from cory.run.report import NAME, Page, Table, render, run_page, write_or_warn

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cory.errors import UserError
-from cory.evaluation.agents import run_agents
+from cory.evaluation.rows import run_agents
 from cory.run.folder import write_text
 from study.planned import Planned
 from study.processes import die_with_parent, environment

@@ -3,17 +3,16 @@
 import io
 import json
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from conftest import sentences
 
-import cory.chat
+import cory.evaluation.answer
 from cory.agent import make_agents
 from cory.chat import Chat
 from cory.config import LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation.responses import respond
+from cory.evaluation.answer import Answerer
 from cory.models.load import attach, load_policy
 from cory.own_task import OwnConfig, OwnTaskConfig, make_task
 from cory.roles import RolePrompts
@@ -61,14 +60,13 @@ def train(config, tmp_path):
 def read(monkeypatch):
     """The prompts that models have answered, in order."""
     prompts = []
-    reply = cory.chat.reply
+    respond = Answerer.respond
 
-    def recorded(*arguments, **options):
-        responses = reply(*arguments, **options)
-        prompts.extend(responses.prompts)
-        return responses
+    def recorded(answerer, asked, *arguments, **options):
+        prompts.extend(asked)
+        return respond(answerer, asked, *arguments, **options)
 
-    monkeypatch.setattr(cory.chat, "reply", recorded)
+    monkeypatch.setattr(Answerer, "respond", recorded)
     return prompts
 
 
@@ -84,7 +82,8 @@ def test_a_prompt_is_answered_by_the_base_and_by_each_role(train, config, rank):
         )
         model = attach(model, run / agent) if agent and rank else model
         sampling = SamplingConfig(1, 6)
-        return respond(model, model, tokenizer, [prompt], sampling, seed=3 + role).completions[0]
+        answerer = Answerer(model, model, tokenizer)
+        return answerer.respond([prompt], sampling, seed=3 + role).completions[0]
 
     pioneer = text("agent_1", QUERY, 0)
     texts = [text(None, QUERY, 0), pioneer, text("agent_2", f"{pioneer} {QUERY}", 1)]
@@ -143,7 +142,7 @@ def test_a_wrong_row_is_one_line_and_the_chat_goes_on(train, command, monkeypatc
 def test_hostile_text_acts_on_no_terminal_and_is_no_line_of_its_own(train, monkeypatch):
     chat = Chat(train(), "cpu")
     hostile = "\x1b[31mred\u202e\nagent_2 as observer +9.00 good"
-    monkeypatch.setattr(cory.chat, "reply", lambda *_, **__: SimpleNamespace(completions=[hostile]))
+    monkeypatch.setattr(cory.evaluation.answer, "plain_texts", lambda *_: [hostile])
     shown = "\n".join(chat.answer(QUERY))
     assert "\x1b" not in shown and "\u202e" not in shown and r"\x1b[31mred\u202e" in shown
     assert "\nagent_2 as observer +9.00" not in shown

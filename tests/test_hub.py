@@ -14,8 +14,7 @@ from markdown_it import MarkdownIt
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import AgentConfig, LoraConfig, RoleConfig
-from cory.evaluation.settings import EvaluationConfig
+from cory.config import AgentConfig, EvaluationConfig, LoraConfig, RoleConfig
 from cory.hub import model_card, upload, write_folder
 from cory.roles import RolePrompts
 from cory.task import Task

@@ -1,30 +1,235 @@
-"""The command of a task's evaluation: its settings, and the task that they make. Importing it does not import torch."""
+"""`cory.evaluate`, and the command of an evaluation. Importing this does not import torch."""
 
 import argparse
+import json
 import shlex
+import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import asdict
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cory.code_files import announce_files
-from cory.command import Arguments, add_flags, as_config, flag_values, show_values
-from cory.config import Config, ModelConfig, SamplingConfig, blocks, changed, from_data
+from cory.command import (
+    Arguments,
+    add_flags,
+    as_config,
+    evaluation_name,
+    flag_values,
+    show_values,
+)
+from cory.config import (
+    Config,
+    EvaluationConfig,
+    ModelConfig,
+    SamplingConfig,
+    blocks,
+    changed,
+    from_data,
+)
 from cory.errors import UserError
-from cory.evaluation.agents import run_agents
-from cory.evaluation.settings import EvaluationConfig
-from cory.identity import is_local
+from cory.evaluation.rows import agents_hash, line_up, run_agents
+from cory.identity import data_hash, is_local
+from cory.plural import counted
+from cory.roles import query_text, text_of
+from cory.run.folder import filled, locked, new_folder, read_rows
+from cory.run.report import write_evaluation_report
 from cory.run.settings import named, read_settings
+from cory.run.tables import interval_table
 from cory.task_kinds import TaskKind, kind_of_run
 
 if TYPE_CHECKING:
-    from cory.evaluation.evaluate import Evaluation
+    from datasets import Dataset
+
+    from cory.task import Task
 
 CHANGES = ("--task.", "--model.", "--sampling.")  # flags that change keys of these blocks
+# Settings that may name folders of a machine, left out of evaluation.json.
+OF_THE_MACHINE = ("models", "base", "task", "model", "only", "device", "output")
+RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
-def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> "Evaluation":
+# The evaluation
+
+
+class Evaluation(NamedTuple):
+    """Its folder, and a row per model and chain: `name`, and each METRIC with its interval's half-width METRIC_ci."""
+
+    folder: Path
+    rows: list[dict[str, Any]]
+
+
+def evaluate(
+    models: Sequence[str | Path],
+    task: "Task",
+    settings: EvaluationConfig | None = None,
+    trained_on: "Dataset | None" = None,
+) -> Evaluation:
+    """Evaluates models on a held-out task, prints the table, and writes rows and responses into a folder.
+
+    Args:
+        models: Hub ids, local folders, or folders of runs (all their agents).
+        task: on held-out queries.
+        settings: default `EvaluationConfig()`; its `models` are ignored.
+        trained_on: of runs whose task was made in Python, the rows that they were trained on: `task.dataset` of their
+            task. The share of held-out queries among them is reported.
+
+    The files get their names when all is answered: an evaluation that was interrupted begins anew.
+
+    Raises a UserError: a model or a run cannot be loaded, or the folder is not empty.
+    """
+    # Here, as importing torch takes seconds.
+    from cory.evaluation.answer import Evaluator
+    from cory.evaluation.table import COSTS, table_rows, titles
+    from cory.parallel.devices import choose_device
+
+    settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
+    settings.check()
+    device = choose_device(settings.device)
+    lineup = line_up(task, settings)
+
+    # The queries, and how many of them the runs have seen.
+    count = min(settings.queries or len(task.dataset), len(task.dataset))
+    columns = task.dataset.select(range(count))[:]
+    query_texts = [query_text(prompt) for prompt in columns["prompt"]]
+    shares = shares_in_training(lineup.runs, query_texts, trained_on)
+    description = (
+        f"{describe_queries(query_texts, shares)}, {counted(settings.samples, 'response')} each, "
+        f"temperature {lineup.sampling.temperature:g}, eta = {lineup.kl_coef:g}"
+    )
+
+    folder = new_folder(settings.output, evaluation_name(settings.models))
+    with locked(folder), filled(folder) as new:
+        trained = {str(run): agents_hash(run) for run in lineup.runs}
+        records = Evaluator(lineup, columns, settings, device).run(new / RESPONSES)
+        for run, weights in trained.items():
+            if agents_hash(Path(run)) != weights:
+                raise UserError(f"{run}: trained on while it was evaluated. Evaluate it anew")
+
+        rows = table_rows(records, columns, task, settings, lineup.kl_coef)
+        shown = {
+            metric: title
+            for metric, title in titles(task, settings).items()
+            if any(metric in row for row in rows)
+        }
+        has_chains = any(row.reads for row in lineup.rows)
+        costs = COSTS if has_chains else {}
+        _print_tables(description, rows, shown, costs)
+        content = {
+            "settings": {
+                key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
+            },
+            "said": description,
+            "distinct_queries": len(set(query_texts)),
+            "in_training": shares,
+            "titles": shown,
+            "costs": costs,
+            "queries": [text_of(prompt) for prompt in columns["prompt"]],
+            "rows": rows,
+        }
+        _write_json(new / "settings.json", {**asdict(settings), "trained": trained})
+        _write_json(new / "evaluation.json", content)
+    write_evaluation_report(folder)
+    return Evaluation(folder, rows)
+
+
+def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The records of responses.jsonl, by model and query."""
+    records = read_rows(folder / RESPONSES)
+    return {(record["model"], record["query"]): record for record in records}
+
+
+def shares_in_training(
+    runs: Mapping[Path, Config], queries: Sequence[str], trained_on: "Dataset | None" = None
+) -> dict[str, float | None]:
+    """By the name of a run, the share of the held-out queries that also stand in its training data.
+
+    None where that data is not known, or is no longer what the run recorded; why, is printed.
+
+    Args:
+        runs: their settings, by folder.
+        queries: held-out ones, as `query_text` has them.
+        trained_on: what was trained on. None: as the kind of each run's task has it.
+    """
+    from cory.metrics import in_training
+
+    shares: dict[str, float | None] = {}
+    trained: dict[
+        str, set[str]
+    ] = {}  # by the hash of the rows: runs mostly were trained on the same
+    for run, config in runs.items():
+        settings = read_settings(run)
+        recorded = settings["fingerprint"]["dataset_sha256"]
+        try:
+            if recorded not in trained:
+                rows = trained_on
+                if rows is None:
+                    kind = kind_of_run(settings)
+                    if kind is None:
+                        raise UserError("expected evaluate(..., trained_on=task.dataset), got none")
+                    rows = kind.training_rows(config)
+                if data_hash(rows) != recorded:
+                    raise UserError(f"expected the rows that it recorded, {recorded}, got others")
+                trained[recorded] = {query_text(prompt) for prompt in rows["prompt"]}
+            shares[run.name] = in_training(queries, trained[recorded])
+        except UserError as error:
+            shares[run.name] = None
+            print(
+                f"Not known how many held-out queries {run} was trained on: {error}",
+                file=sys.stderr,
+            )
+    return shares
+
+
+def describe_queries(queries: Sequence[str], shares: Mapping[str, float | None]) -> str:
+    """How many queries there are, how many of them differ, and how many were trained on.
+
+    >>> describe_queries(["a", "b", "a"], {"one": 0.0, "two": 1 / 3, "three": None})
+    '3 queries (2 distinct), 0 to 33.3 % of them also in training, not known of three'
+    """
+    text = "1 query" if len(queries) == 1 else f"{len(queries)} queries"
+    distinct = len(set(queries))
+    if distinct < len(queries):
+        text += f" ({distinct} distinct)"
+    numbers = [share for share in shares.values() if share is not None]
+    unknown = [name for name, share in shares.items() if share is None]
+    if numbers:
+        ends = dict.fromkeys(f"{100 * share:.3g}" for share in (min(numbers), max(numbers)))
+        text += f", {' to '.join(ends)} % of them also in training"
+    elif unknown:
+        text += ", how many of them also in training"
+    if unknown:
+        text += f", not known of {', '.join(unknown)}"
+    return text
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _print_tables(
+    description: str,
+    rows: Sequence[dict[str, Any]],
+    shown: Mapping[str, str],
+    costs: Mapping[str, str],
+) -> None:
+    """Prints the table of metrics and, of chains, that of costs; `shown` and `costs` have the titles of columns."""
+    heading = f"{description}; mean ± half-width of the 95 % interval over queries"
+    print()
+    print(textwrap.fill(heading, shutil.get_terminal_size().columns))
+    print(interval_table(rows, shown))
+    if costs:
+        print()
+        print("Cost of a query")
+        print(interval_table(rows, costs))
+
+
+# The command
+
+
+def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> Evaluation:
     """Evaluates the models on the command line.
 
     Args:
@@ -33,17 +238,17 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> "Evaluation
     """
     settings = parse_settings(kind, doc)
     run = first_run(settings.models)
+    if run is not None:
+        kind = checked_kind(run, kind)
     if kind is None:
-        kind = _kind_of(run, settings.models)
+        raise UserError(
+            f"models: expected the folder of at least one run, for its prompts, got {settings.models}"
+        )
     settings.task = flag_values(blocks(kind.config)["task"], settings.task)
     config = task_config(kind, run, settings)
     if run is not None:
         announce_files(run, config, {f"task.{key}" for key in settings.task})
     task = kind.make_task(config, kind.held_out_rows(config, settings.split))
-
-    # After all is checked: importing torch takes seconds.
-    from cory.evaluation.evaluate import evaluate
-
     return evaluate(settings.models, task, settings)
 
 
@@ -92,37 +297,32 @@ def first_run(models: Sequence[str]) -> Path | None:
     return next((Path(name) for name in models if run_agents(Path(name))), None)
 
 
-def _kind_of(run: Path | None, models: Sequence[str]) -> TaskKind[Any]:
-    if run is None:
-        raise UserError(
-            f"models: expected the folder of at least one run, for its prompts, got {list(models)}"
-        )
+def checked_kind(run: Path, expected: TaskKind[Any] | None) -> TaskKind[Any]:
+    """The kind of a run's task. Raises a UserError if it was made in Python, or is not the expected one."""
     kind = kind_of_run(read_settings(run))
     if kind is None:
-        raise _made_in_python(run)
+        raise UserError(
+            f"{run}: expected a run of a registered task, got one that was made in Python. Evaluate it there, with its "
+            f"held-out task: cory.evaluate([{str(run)!r}], task)"
+        )
+    if expected is not None and kind.name != expected.name:
+        raise UserError(
+            f"{run}: expected a run of {expected.name}, got one of {kind.name}. Any run is evaluated by: "
+            f"python -m cory.evaluation {shlex.quote(str(run))}"
+        )
     return kind
 
 
 def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfig) -> Config:
-    """The settings from which the evaluation's task is made: the run's, with what `settings.task`
-    changes.
+    """The settings from which the evaluation's task is made: those of the first run, with what `settings.task` changes.
 
-    Raises a UserError: the run is not of this task, or a key is unknown.
+    Raises a UserError if a key is unknown.
     """
     if run is None:
         config = kind.config()
         config.model.name = settings.base or settings.models[0]
     else:
-        recorded = read_settings(run)
-        run_kind = kind_of_run(recorded)
-        if run_kind is None:
-            raise _made_in_python(run)
-        if run_kind.name != kind.name:
-            raise UserError(
-                f"{run}: expected a run of {kind.name}, got one of {run_kind.name}. Any run is evaluated by: "
-                f"python -m cory.evaluation {shlex.quote(str(run))}"
-            )
-        config = as_config(kind.config, recorded, run / "config.yaml")
+        config = as_config(kind.config, read_settings(run), run / "config.yaml")
     config.seed = settings.seed
     config = config.on(settings.device)
     held_out = getattr(config.task, "eval_dataset", None)
@@ -133,11 +333,3 @@ def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfi
         )
     config.task = changed(config.task, settings.task)
     return config
-
-
-def _made_in_python(run: Path) -> UserError:
-    reward = (read_settings(run).get("fingerprint") or {}).get("reward", "one of your own")
-    return UserError(
-        f"{run}: expected a run of a registered task, got one that was made in Python (reward: {reward}). Evaluate it "
-        f"in Python, with its held-out task: cory.evaluate([{str(run)!r}], task)"
-    )

@@ -1,256 +1,348 @@
-"""The table of an evaluation: a row of numbers per model and chain. Formulas are in docs/metrics.md."""
+"""Who answers: saved agents of runs, other models, and chains of them. Importing this does not import torch.
 
-import math
-import statistics
+* solo: the model answers the query.
+* joint, `B after A`: B, as observer, reads A's response to the same query and answers.
+* compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
+  observer, so that a chain of two agents is compared with two calls of one; in longer chains as often as they have
+  roles. The agent of a run whose only role is none of the first run's chain answers once.
+
+KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
+is loaded with its run's settings (chat template, quantization, remote code) and reads its run's prompts.
+"""
+
+import hashlib
+import itertools
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cory.evaluation.choices import answers, best_of_2, majority, reward_at_k
-from cory.evaluation.settings import EvaluationConfig
-from cory.metrics import distinct_interval, mean_interval, pass_at_k
-from cory.rewards import accepted_columns, measure_responses
-from cory.roles import query_text
-from cory.task import Task
+from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig, changed
+from cory.errors import UserError
+from cory.identity import check_models, model_identity, policy_models
+from cory.roles import RolePrompts
+from cory.run.settings import read_settings
+from cory.run.tables import one_line
+from cory.task_kinds import find_kind, run_config
 
-Records = Sequence[Mapping[str, Any]]  # of one model or chain, one for each query
+if TYPE_CHECKING:
+    from cory.task import Task
 
-TITLES = {
-    "task_reward": "task reward",
-    "team_reward": "team reward",
-    "chain_kl": "KL to base (nats)",
-    "combined_reward": "combined reward",
-    "distinct_1": "distinct-1",
-    "distinct_2": "distinct-2",
-    "tokens": "length (tokens)",
-    "perplexity": "perplexity under base",
-}
-# What a query costs, where there are chains.
-COSTS = {
-    "calls": "calls",
-    "tokens_read": "tokens read",
-    "tokens_written": "tokens written",
-    "chain_kl": "KL to base, all calls (nats)",
-    "kl": "KL to base, last call (nats)",
-}
+KL_COEF = 0.3  # eta of the combined reward where no run says it
 
 
-def table_rows(
-    records: Mapping[str, Records],
-    columns: Mapping[str, Sequence[Any]],
-    task: Task,
-    settings: EvaluationConfig,
-    kl_coef: float,
-) -> list[dict[str, Any]]:
-    """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 %
-    interval.
+# The agents of a run
 
-    Intervals cluster by the text of the query (`query_text`).
+
+class Weights(NamedTuple):
+    """How a model is loaded (`load` in cory/evaluation/answer.py).
 
     Args:
-        records: by model, one for each query.
-        columns: of the queries, `prompt` among them.
+        model: its settings.
+        adapter: the folder of an adapter on it, or None.
+        base: the model to which its KL is measured.
     """
-    query_texts = [query_text(prompt) for prompt in columns["prompt"]]
-    rows = []
-    for name, of_model in records.items():
-        chain = chain_of(records, of_model)
-        row: dict[str, Any] = {"name": name, "calls": len(chain)}
-        values = {
-            **_values_by_query(chain, task, settings, kl_coef),
-            **_values_of_votes(of_model, task, settings),
-            **_values_of_task(of_model, columns, task),
-        }
-        for metric, by_query in values.items():
-            # One that applies to none of a query's responses has no value there.
-            applies = [index for index, value in enumerate(by_query) if not math.isnan(value)]
-            if applies:
-                numbers = [by_query[index] for index in applies]
-                clusters = [query_texts[index] for index in applies]
-                row[metric], row[f"{metric}_ci"] = mean_interval(numbers, clusters)
 
-        nats_per_token = [sum(record["base_nll"]) / sum(record["tokens"]) for record in of_model]
-        nats, half_width = mean_interval(nats_per_token, query_texts)
-        row["perplexity"] = math.exp(nats)
-        row["perplexity_ci"] = math.exp(nats) * half_width
+    model: ModelConfig
+    adapter: Path | None
+    base: ModelConfig
 
-        completions = [text for record in of_model for text in record["completions"]]
-        text_clusters = [
-            text
-            for text, record in zip(query_texts, of_model, strict=True)
-            for _ in record["completions"]
-        ]
-        for n in (1, 2):
-            row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(
-                completions, n, text_clusters
-            )
-        rows.append(row)
+
+def run_agents(folder: Path) -> dict[str, Path]:
+    """A run's saved agents, named RUN/agent_1, ...; empty if it is no run. Raises a UserError if it has not ended.
+
+    Without a summary it has not ended, whatever agents lie there: they may be those of a run that has gone back since.
+    """
+    if not (folder / "config.yaml").exists():
+        return {}
+    agents = agent_folders(folder)
+    if not agents or not (folder / "summary.json").exists():
+        raise UserError(
+            f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
+        )
+    return agents
+
+
+def agent_folders(folder: Path) -> dict[str, Path]:
+    """The agents in a folder, in their order: by their names in an evaluation, FOLDER/agent_1, ..."""
+    agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
+    agents.sort(key=_index)
+    return {f"{folder.name}/{agent.name}": agent for agent in agents}
+
+
+def _index(agent: Path) -> int:
+    """1, of .../agent_2."""
+    return int(agent.name.removeprefix("agent_")) - 1
+
+
+def agents_hash(run: Path) -> str:
+    """A hash of the weights of a run's agents, which differs once it has trained on."""
+    identities = [model_identity(str(agent)) for agent in run_agents(run).values()]
+    return hashlib.sha256(str(identities).encode()).hexdigest()[:16]
+
+
+def agent_weights(run: Path, config: Config, changes: Mapping[str, Any]) -> dict[str, Weights]:
+    """How a run's saved agents are loaded, by name. KL is to the model that an agent was trained from.
+
+    Args:
+        config: the settings of the run.
+        changes: to the `model` block of each of them.
+    """
+    weights = {}
+    for name, folder in run_agents(run).items():
+        model = config.of_agent(_index(folder)).model
+        base = changed(replace(model, name=config.resolve(model.name)), changes)
+        if (folder / "adapter_config.json").exists():
+            weights[name] = Weights(base, folder, base)
+        else:
+            full_model = replace(base, name=str(folder), revision=None, quantization="none")
+            if not config.is_trained(_index(folder)):
+                base = changed(base_of_saved(base), changes)
+            weights[name] = Weights(full_model, None, base)
+    return weights
+
+
+def base_of_saved(model: ModelConfig) -> ModelConfig:
+    """The model from which an agent of an earlier run was trained there; any other model is its own base."""
+    folder = Path(model.name)
+    run = folder.parent
+    if folder not in agent_folders(run).values() or not (run / "config.yaml").exists():
+        return model
+    config = run_config(run)
+    base = config.of_agent(_index(folder)).model
+    base = replace(base, name=config.resolve(base.name), chat_template=model.chat_template)
+    # One that was frozen there, too, has the base that it has there.
+    return base if config.is_trained(_index(folder)) else base_of_saved(base)
+
+
+def same_weights(one: ModelConfig, other: ModelConfig) -> bool:
+    """Whether two settings load the same weights: a chat template changes prompts alone."""
+    return replace(one, chat_template=other.chat_template) == other
+
+
+# The rows of an evaluation
+
+
+@dataclass(frozen=True)
+class Row:
+    """A model that answers: the query alone, or after it has read what the chain of another row has answered.
+
+    Args:
+        name: of the row.
+        weights: how the model is loaded.
+        task: with the prompts that it reads.
+        reads: the row of the role before; None: it is the first.
+    """
+
+    name: str
+    weights: Weights
+    task: "Task"
+    reads: "Row | None" = None
+
+    @property
+    def earlier(self) -> list["Row"]:
+        """The rows of the roles before, the pioneer's first."""
+        return [*self.reads.earlier, self.reads] if self.reads else []
+
+    @property
+    def role(self) -> int:
+        """The number of its role; 0 is the pioneer's."""
+        return len(self.earlier)
+
+    def after(self, chain: "Row") -> "Row":
+        """The row of this model as the next role of a chain: RUN/agent_2 after agent_1."""
+        return replace(self, name=f"{self.name} after {chain.name.split('/')[-1]}", reads=chain)
+
+    def after_itself(self) -> "Row":
+        """The row of the same model as the next role."""
+        return replace(self, name=f"{self.name} after itself", reads=self)
+
+
+@dataclass
+class Lineup:
+    """The rows of an evaluation, and what all of them have in common.
+
+    Args:
+        rows: those that are made, each after the one that it reads.
+        runs: the settings of the runs, by folder.
+        sampling: of all rows.
+        kl_coef: eta of the combined reward.
+        team_sizes: how many responses a chain has that earns a team reward.
+        date: that of the first run, which chat templates write that write the date; None: today's.
+    """
+
+    rows: list[Row]
+    runs: dict[Path, Config]
+    sampling: SamplingConfig
+    kl_coef: float
+    team_sizes: set[int]
+    date: str | None
+
+
+def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
+    """The rows that the settings name. Warns of a run that was trained on another reward.
+
+    Raises a UserError: a run cannot be read, or was trained with another model of the same name; two rows would have
+    the same name; or `settings.only` is none of the runs.
+    """
+    runs = {
+        Path(name): run_config(Path(name)) for name in settings.models if run_agents(Path(name))
+    }
+    if settings.only is not None and Path(settings.only) not in runs:
+        raise UserError(
+            f"only: expected one of the runs {list(map(str, runs))}, got {settings.only!r}"
+        )
+
+    # The first run decides on base, prompts, sampling and eta.
+    if runs:
+        first_run, config = next(iter(runs.items()))
+        model = config.of_agent(0).model
+        base_task = with_prompts_of(first_run, task, settings.task)
+        kl_coef = config.ppo.init_kl_coef
+        date = read_settings(first_run).get("date")
+    else:
+        config = find_kind(task.kind).config() if task.kind else Config()
+        model = ModelConfig(settings.models[0])
+        base_task = task
+        kl_coef = KL_COEF
+        date = None
+    if settings.base is not None:
+        model = replace(model, name=settings.base, revision=None)
+    base = changed(replace(model, name=config.resolve(model.name)), settings.model)
+
+    roles = {config.cory.num_roles for config in runs.values()}
+    longest = max(2, len(task.prompts.roles), *roles)
+    solo = [Row("base", Weights(base, None, base), base_task)]
+    chains = _after_itself(solo[0], longest) if runs else []
+    for name in settings.models:
+        if Path(name) in runs:
+            agents = _add_agents(solo, Path(name), runs[Path(name)], task, settings)
+            chains += _chains(agents, Path(name), runs[Path(name)], task, longest)
+        elif config.resolve(name) != base.name:
+            model = replace(base, name=config.resolve(name), revision=None)
+            solo.append(Row(name, Weights(model, None, base), task))
+
+    rows = [*solo, *chains]
+    names = [row.name for row in rows]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UserError(f"models: expected folders of different names, got two rows {twice!r}")
+    if settings.only is not None:
+        rows = [row for row in rows if row.name.startswith(f"{Path(settings.only).name}/")]
+    return Lineup(
+        rows=rows,
+        runs=runs,
+        sampling=config.sampling.after_training(settings.sampling),
+        kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
+        # Beside the runs' own chains, the longest: a single agent after itself earns what that chain does.
+        team_sizes={longest, *roles},
+        date=date,
+    )
+
+
+def _add_agents(
+    solo: list[Row], run: Path, config: Config, task: "Task", settings: EvaluationConfig
+) -> list[Row]:
+    """Adds the rows of a run's agents, which are returned, and of their bases that have no row yet."""
+    check_run(run, config, task)
+    run_task = with_prompts_of(run, task, settings.task)
+    agents = []
+    for name, weights in agent_weights(run, config, settings.model).items():
+        # Each agent's KL is to its own base, unless one is named for all.
+        base = solo[0].weights.base if settings.base else weights.base
+        answers_already = any(same_weights(base, row.weights.model) for row in solo)
+        if config.is_trained(_index(Path(name))) and not answers_already:
+            solo.append(Row(f"base of {name}", Weights(base, None, base), run_task))
+        agents.append(Row(name, weights._replace(base=base), run_task))
+        solo.append(agents[-1])
+    return agents
+
+
+def _chains(
+    agents: Sequence[Row], run: Path, config: Config, task: "Task", longest: int
+) -> list[Row]:
+    """The chains of a run's agents: of each two in both orders, and one of all roles that begins with each agent."""
+    if len(agents) == 1:
+        has_part = begins_as(task.prompts, agents[0].task.prompts)
+        return _after_itself(agents[0], longest) if has_part else []
+    if not config.cory.knowledge_transfer:
+        print(f"{run}: no chains, as its agents read no responses (cory.knowledge_transfer)")
+        return []
+    rows = [observer.after(pioneer) for pioneer, observer in itertools.permutations(agents, 2)]
+    for start, pioneer in enumerate(agents):
+        chain = pioneer
+        for role in range(1, config.cory.num_roles):
+            chain = agents[(start + role) % len(agents)].after(chain)
+            if role > 1:  # the chain of two is there already
+                rows.append(chain)
     return rows
 
 
-def chain_of(records: Mapping[str, Records], of_model: Records) -> list[Records]:
-    """The records of all calls that a row's responses take, the last call first.
+def _after_itself(row: Row, calls: int) -> list[Row]:
+    """Chains in which a model holds all roles, up to so many calls."""
+    rows = [row]
+    while len(rows) < calls:
+        rows.append(rows[-1].after_itself())
+    return rows[1:]
 
-    Args:
-        records: by model. of_model: those of the row.
+
+# What a run has recorded
+
+
+def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Task":
+    """The task with the prompts and roles that a run has recorded, but for `changes` to its `task` block.
+
+    Roles beyond those of the run stay the task's: what a single agent reads that answers after itself. A run whose role
+    is another than the task's first has no part in the task's chain.
     """
-    chain = [of_model]
-    while chain[-1][0].get("read") in records:
-        chain.append(records[chain[-1][0]["read"]])
-    return chain
+    config = run_config(run)
+    templates = dict(read_settings(run)["fingerprint"]["prompts"])
+    for role in ("pioneer", "observer"):
+        if f"{role}_prompt" in changes:
+            templates[role] = getattr(task.prompts, role)
+    prompts = RolePrompts(**templates, roles=tuple(config.roles))
 
-
-def _values_by_query(
-    chain: Sequence[Records], task: Task, settings: EvaluationConfig, kl_coef: float
-) -> dict[str, list[float]]:
-    """By metric, one value for each query: the mean over its samples. `chain`: see `chain_of`."""
-    mean = statistics.fmean
-    of_model = chain[0]
-    task_rewards = [mean(record["rewards"]) for record in of_model]
-    chain_kl = _summed(chain, "kl")
-    earned = task_rewards
-    values = {
-        "task_reward": task_rewards,
-        "kl": [mean(record["kl"]) for record in of_model],
-        "chain_kl": chain_kl,
-        "tokens": [mean(record["tokens"]) for record in of_model],
-        "tokens_read": _summed(chain, "prompt_tokens"),
-        "tokens_written": _summed(chain, "tokens"),
-    }
-    has_team_reward = all("team_rewards" in record for record in of_model)
-    if has_team_reward:
-        team_rewards = [mean(record["team_rewards"]) for record in of_model]
-        values["team_reward"] = team_rewards
-        earned = [
-            reward + of_team for reward, of_team in zip(task_rewards, team_rewards, strict=True)
-        ]
-    # Without the team reward that the task has, it would stand beside combined rewards that count one.
-    if has_team_reward or task.team is None:
-        values["combined_reward"] = [
-            reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)
-        ]
-    if settings.samples > 1:
-        values["best_of_2"] = [best_of_2(record["rewards"]) for record in of_model]
-    if all(reward in (0, 1) for record in of_model for reward in record["rewards"]):
-        for k in settings.ks:
-            values[f"pass@{k}"] = [
-                pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k)
-                for record in of_model
-            ]
-    if settings.greedy:
-        values["greedy"] = [record["greedy_reward"] for record in of_model]
-    if len(chain) > 1:
-        values["copied"] = [
-            mean(
-                float(text.strip() == read_text.strip()) for text, read_text in _pairs(record, read)
+    count = config.cory.num_roles
+    further = task.prompts.roles[count:]
+    if further and begins_as(task.prompts, prompts):
+        # Called as the task's roles are, as the further templates may name them.
+        first = [
+            replace(
+                prompts.settings(role), name=prompts.settings(role).name or task.prompts.name(role)
             )
-            for record, read in zip(of_model, chain[1], strict=True)
+            for role in range(count)
         ]
-    return values
+        prompts = replace(prompts, roles=(*first, *further))
+    return replace(task, prompts=prompts)
 
 
-def _summed(chain: Sequence[Records], key: str) -> list[float]:
-    """For each query, the sum over all calls of the mean over samples."""
-    return [
-        sum(statistics.fmean(record[key]) for record in calls) for calls in zip(*chain, strict=True)
+def begins_as(chain: RolePrompts, prompts: RolePrompts) -> bool:
+    """Whether the first role of `prompts` is that of the chain: it has its name, or none of its own."""
+    return prompts.settings(0).name in (None, chain.name(0))
+
+
+def check_run(run: Path, config: Config, task: "Task") -> None:
+    """Warns if a run was trained on other rewards than those of `task`, or with other models in them.
+
+    Raises a UserError if it was trained with other models of the same names.
+    """
+    fingerprint = read_settings(run)["fingerprint"]
+    models = fingerprint["models"]
+    check_models(models, policy_models(config), str(run))
+    check_models(models, task.models(), str(run), chosen=True)
+
+    before = {key: value for key, value in fingerprint.items() if "reward" in key}
+    now = task.fingerprint_of_reward()
+    for key, model in task.models().items():
+        if key in models and models[key]["identity"] != model["identity"]:
+            before[key] = models[key]["name"]
+            now[key] = model["name"]
+    changes = [
+        f"{key} {before.get(key)}, now {now.get(key)}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
     ]
-
-
-def _values_of_votes(
-    of_model: Records, task: Task, settings: EvaluationConfig
-) -> dict[str, list[float]]:
-    """For each k above 1, what each query earns by a vote of k responses."""
-    ks = [k for k in settings.ks if k > 1]
-    if not ks or task.extract is None:
-        return {}
-    votes = [answers(task.extract, record["completions"]) for record in of_model]
-    return {
-        f"maj@{k}": [
-            reward_at_k(majority, of_query, record["rewards"], k)
-            for of_query, record in zip(votes, of_model, strict=True)
-        ]
-        for k in ks
-    }
-
-
-def _values_of_task(
-    of_model: Records, columns: Mapping[str, Sequence[Any]], task: Task
-) -> dict[str, list[float]]:
-    """By metric of the task, and by reward function where there are several, a value for each
-    query.
-
-    That is the mean over the samples to which it applies, nan where it applies to none.
-    """
-    values: dict[str, list[float]] = {}
-    for name in of_model[0].get("rewards_by_function", {}):
-        values[f"reward_{name}"] = [
-            _mean(record["rewards_by_function"][name]) for record in of_model
-        ]
-    if not task.metrics:
-        return values
-
-    # All responses of the model at once, query by query.
-    samples = len(of_model[0]["completions"])
-    repeated = {
-        name: [value for value in column for _ in range(samples)]
-        for name, column in columns.items()
-    }
-    prompts = repeated.pop("prompt")
-    repeated["role"] = [record["role"] for record in of_model for _ in range(samples)]
-    completions = [text for record in of_model for text in record["completions"]]
-    rewards = [reward for record in of_model for reward in record["rewards"]]
-    for name, numbers in measure_responses(
-        task.metrics, prompts, completions, rewards, repeated
-    ).items():
-        values[name] = [
-            _mean(numbers[start : start + samples]) for start in range(0, len(numbers), samples)
-        ]
-    return values
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    """The mean of those that apply; nan if none does."""
-    numbers = [value for value in values if value is not None and not math.isnan(value)]
-    return statistics.fmean(numbers) if numbers else math.nan
-
-
-def _pairs(record: Mapping[str, Any], read: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Responses to a query, each with the one that it has read."""
-    return list(zip(record["completions"], read["completions"], strict=True))
-
-
-def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
-    """The metrics of the tables and their titles: pass@k where it is asked for, else reward, KL and
-    diversity.
-
-    `COSTS` are the titles of a second table.
-    """
-    of_task = {name: name for name in [*task.reward_metrics, *task.metrics]}
-    if settings.ks:
-        passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
-        if settings.greedy:
-            passes["greedy"] = "greedy"
-        return {
-            **passes,
-            "team_reward": TITLES["team_reward"],
-            **of_task,
-            "tokens": "tokens",
-            "chain_kl": "KL to base",
-        }
-    if settings.samples > 1:
-        oracle = ", oracle" if reward_is_oracle(task) else ""
-        return {**TITLES, "best_of_2": f"task reward, best of 2{oracle}", **of_task}
-    return {**TITLES, **of_task}
-
-
-def reward_is_oracle(task: Task) -> bool:
-    """Whether the reward reads columns of the data that no prompt shows, such as a gold answer.
-
-    Who chooses by such a reward knows what is not known at inference.
-    """
-    given = ("prompts", "completions", "role")
-    hidden = set(task.dataset.column_names) - {"prompt"} - set(task.prompts.columns())
-    columns = [*given, *task.dataset.column_names]
-    return any(
-        hidden & {*accepted_columns(f"reward {reward}", reward.function, columns)}
-        for reward in task.rewards
-    )
+    if changes:
+        warning = f"Warning: {run} was trained on another reward: {'; '.join(changes)}"
+        print(one_line(warning), file=sys.stderr)

@@ -276,25 +276,6 @@ def adapter_tokenizer(
     return tokenizer
 
 
-def vocabulary(model: ModelConfig) -> dict[int, str]:
-    """The tokens of a model's tokenizer by their ids, without those that were added to it, such as a chat's marks.
-
-    The model itself is not loaded.
-
-    Raises a UserError: the model or its tokenizer is missing.
-    """
-    folder = Path(model.name)
-    if (folder / "adapter_config.json").exists() and not (
-        folder / "tokenizer_config.json"
-    ).exists():
-        name, revision = base_of(folder)
-        return vocabulary(replace(model, name=name, revision=revision))
-    where = find(model.name, "model.name", model.revision)
-    tokenizer = load_tokenizer(model.name, where, model.trust_remote_code)
-    added = set(tokenizer.added_tokens_decoder)  # made anew each time that it is asked
-    return {index: token for token, index in tokenizer.get_vocab().items() if index not in added}
-
-
 def load_answering(
     model: ModelConfig, device: torch.device, merge: bool = False
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:

@@ -11,12 +11,8 @@ from test_evaluation import PROMPTS, count_good, settings
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import CoryConfig, LoraConfig, RoleConfig
-from cory.errors import UserError
-from cory.evaluation.choices import answers, majority, reward_at_k
-from cory.evaluation.rows import reward_is_oracle, table_rows
-from cory.evaluation.settings import EvaluationConfig
-from cory.roles import RolePrompts
+from cory.config import CoryConfig, EvaluationConfig, LoraConfig, RoleConfig
+from cory.evaluation.table import majority, majority_at_k, table_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from gsm8k_train.answers import extract
@@ -88,12 +84,10 @@ def test_a_team_reward_is_counted_beside_the_last_response(three_calls):
 
 
 def test_no_combined_reward_lacks_the_team_reward_of_its_task(three_calls):
-    """Only three has it for every query."""
     teamwork = task(team_reward=variety)
     with_team = [
         record([1, 2], [4.0, 6.0], "two", team_rewards=rewards) for rewards in ([1.0, 3.0], [4, 6])
     ]
-    three_calls["two"] = [{**three_calls["two"][0], "team_rewards": [7, 7]}, three_calls["two"][1]]
     three_calls["three"] = with_team
     one, two, three = table_rows(three_calls, QUERIES, teamwork, EvaluationConfig(samples=2), ETA)
     for row in (one, two):
@@ -128,9 +122,9 @@ def test_there_is_no_pass_at_k_of_other_rewards_than_0_and_1():
 def test_choices_are_made_in_groups_of_k():
     """By hand, groups of 2 of 5: (x, y) and (y, y), the fifth is left out."""
     rewards = [3.0, 0.0, 1.0, 9.0, 100.0]
-    assert reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 2) == (3 + 1) / 2
+    assert majority_at_k(["x", "y", "y", "y", "z"], rewards, 2) == (3 + 1) / 2
     # The first of the three y.
-    assert reward_at_k(majority, ["x", "y", "y", "y", "z"], rewards, 5) == 0
+    assert majority_at_k(["x", "y", "y", "y", "z"], rewards, 5) == 0
 
 
 def test_votes_are_columns_of_each_k():
@@ -142,32 +136,6 @@ def test_votes_are_columns_of_each_k():
     assert one["maj@2"] == (1 + 0) / 2  # 3 is first of a tie; 4 has the only vote
     assert one["maj@4"] == 0
     assert "maj@1" not in one
-
-
-@pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (
-            lambda text: 1 / 0,
-            r"extract: expected an answer that can be hashed, or None, got ZeroDivisionError .*'a'",
-        ),
-        (
-            lambda text: [text],
-            r"extract: expected an answer that can be hashed, or None, got TypeError .* for 'a'",
-        ),
-    ],
-)
-def test_answers_that_cannot_be_counted_are_named(function, message):
-    with pytest.raises(UserError, match=message):
-        answers(function, ["a"])
-
-
-def test_a_reward_that_reads_what_no_prompt_shows_is_an_oracle():
-    rows = datasets.Dataset.from_dict({"prompt": ["a"], "gold": ["b"], "hint": ["c"]})
-    prompts = RolePrompts(pioneer="{prompt} {hint}")
-    assert reward_is_oracle(Task(rows, lambda completions, gold: [0.0], prompts))
-    assert not reward_is_oracle(Task(rows, lambda completions, hint, role: [0.0], prompts))
-    assert not reward_is_oracle(Task(rows, count_good, prompts))
 
 
 def variety(chains, **columns):
@@ -331,16 +299,3 @@ def test_team_rewards_are_the_same_whichever_runs_are_named_first(config, tmp_pa
         assert calls == ({1, 2} if first == "one" else {2})
         chains = [row for row in at_once.rows if row["calls"] == 2]
         assert len(chains) == 4 and all("team_reward" in row for row in chains)
-
-
-def test_a_run_with_another_team_reward_is_named(config, tmp_path, capsys):
-    rows = datasets.Dataset.from_dict(
-        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
-    )
-    config = replace(config, iterations=1)
-    teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
-    run = CoryTrainer(config, make_agents(config), teamwork).train().folder
-    evaluate([run], replace(teamwork, team_reward=None), settings(tmp_path, queries=2))
-    assert (
-        "was trained with the team reward test_costs.variety, not None" in capsys.readouterr().err
-    )

@@ -14,14 +14,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import LoraConfig, ModelConfig, SamplingConfig
+from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation import responses
-from cory.evaluation.evaluator import Evaluator
-from cory.evaluation.lineup import line_up
-from cory.evaluation.responses import respond
-from cory.evaluation.rows import table_rows
-from cory.evaluation.settings import EvaluationConfig
+from cory.evaluation import answer
+from cory.evaluation.answer import Answerer, Evaluator
+from cory.evaluation.command import read_responses
+from cory.evaluation.rows import line_up
+from cory.evaluation.table import table_rows
 from cory.models import load
 from cory.models.sample import sample
 from cory.roles import RolePrompts
@@ -101,21 +100,17 @@ def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer
     assert rows["base of run/agent_1"]["kl"] == 0
 
 
-def test_a_base_with_other_tokens_is_refused_before_anybody_answers(
-    config, held_out, policy_folder, tmp_path, tokenizer
-):
+def test_a_base_with_other_tokens_is_refused(config, held_out, policy_folder, tmp_path, tokenizer):
     """Also one with as many of them: a KL between them would be of words that have nothing in common."""
     other = tmp_path / "other"
     make_gpt2(tokenizer).save_pretrained(other)
     train_tokenizer(sentences(200)[::-1][:150], vocab_size=len(tokenizer)).save_pretrained(other)
     run = make_run(config, 1, iterations=1)
-    with pytest.raises(
-        UserError, match=r"models: expected a model with the tokens of its base '.*other'"
-    ):
+    with pytest.raises(UserError, match=r"^models: .* its base '.*other'"):
         evaluate([run], held_out, settings(tmp_path, base=str(other)))
-    with pytest.raises(UserError, match=r"got '.*other', whose token \d+ is"):
+    with pytest.raises(UserError, match=r"^models: .*got '.*other'"):
         evaluate([policy_folder, other], held_out, settings(tmp_path))
-    assert not (tmp_path / "evaluation").exists()
+    assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
 def test_a_kl_that_is_not_finite_is_an_error_and_no_cell(policy_folder):
@@ -125,7 +120,7 @@ def test_a_kl_that_is_not_finite_is_an_error_and_no_cell(policy_folder):
     with pytest.raises(
         UserError, match=r"expected finite probabilities, got a KL of nan .*'the film'"
     ):
-        respond(model, base, tokenizer, ["the film"], SamplingConfig(5, 5))
+        Answerer(model, base, tokenizer).respond(["the film"], SamplingConfig(5, 5))
 
 
 def test_chains_are_those_that_were_trained(config, held_out, tmp_path):
@@ -133,11 +128,11 @@ def test_chains_are_those_that_were_trained(config, held_out, tmp_path):
     long = replace(config, iterations=1, cory=replace(config.cory, chain_length=3))
     run = make_run(long)
     lineup = line_up(held_out, settings(tmp_path, models=[str(run)]))
-    assert lineup.chains["run/agent_1 after agent_2 after agent_1"].role == 2
+    assert "run/agent_1 after agent_2 after agent_1" in {row.name for row in lineup.rows}
     alone = replace(config, iterations=1, cory=replace(config.cory, knowledge_transfer=False))
     run = make_run(replace(alone, output=str(tmp_path / "alone")))
     lineup = line_up(held_out, settings(tmp_path, models=[str(run)]))
-    assert [name for name in lineup.chains if not name.startswith("base")] == []
+    assert [row.name for row in lineup.rows if row.reads] == ["base after itself"]
 
 
 def test_a_query_that_is_too_long_is_found_before_any_is_answered(
@@ -156,7 +151,7 @@ def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
     with torch.no_grad():
         model.lm_head.weight.mul_(3)
     prompts = held_out.dataset["prompt"]
-    answers = respond(model, base, tokenizer, prompts, SamplingConfig(5, 5))
+    answers = Answerer(model, base, tokenizer).respond(prompts, SamplingConfig(5, 5))
     for prompt, text, nll, tokens in zip(
         prompts, answers.completions, answers.base_nll, answers.tokens, strict=True
     ):
@@ -176,34 +171,31 @@ def test_batches_are_as_small_as_their_logits_need(policy_folder, held_out, monk
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     sizes = []
     monkeypatch.setattr(
-        responses, "sample", lambda *args, **how: sizes.append(len(args[2])) or sample(*args, **how)
+        answer, "sample", lambda *args, **how: sizes.append(len(args[2])) or sample(*args, **how)
     )
     prompts = held_out.dataset["prompt"][:5]
-    monkeypatch.setattr(responses, "WHOLE", {"cpu": 2 * 3 * model.config.vocab_size})
-    respond(model, model, tokenizer, prompts, SamplingConfig(3, 3))
-    respond(model, model, tokenizer, prompts, SamplingConfig(3, 3), kl=False)
+    monkeypatch.setattr(answer, "WHOLE", {"cpu": 2 * 3 * model.config.vocab_size})
+    answerer = Answerer(model, model, tokenizer)
+    answerer.respond(prompts, SamplingConfig(3, 3))
+    answerer.respond(prompts, SamplingConfig(3, 3), kl=False)
     assert sizes == [2, 2, 1, 5]
 
 
-def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path, monkeypatch):
+def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path):
     """Joint: the other agent's; compute-matched: the same agent's own first answer."""
-    ppo = make_run(config, 1)
-    seen = []
-    original = respond
-
-    def spy(model, base, tokenizer, prompts, *rest, **options):
-        answers = original(model, base, tokenizer, prompts, *rest, **options)
-        seen.append((list(prompts), answers.completions))
-        return answers
-
-    monkeypatch.setattr(responses, "respond", spy)
-    evaluate([ppo], held_out, settings(tmp_path))
-    (_, _), (alone, first), (_, _), (chain, _) = seen
-    queries = held_out.dataset["prompt"]
-    assert alone == list(queries)
-    assert chain == [
-        f'Improve "{query}{text}": {query}' for query, text in zip(queries, first, strict=True)
-    ]
+    pair = make_run(config)
+    single = make_run(config, 1, output=str(tmp_path / "single"))
+    records = read_responses(evaluate([pair, single], held_out, settings(tmp_path)).folder)
+    first_of = {
+        "run/agent_2 after agent_1": "run/agent_1",
+        "single/agent_1 after itself": "single/agent_1",
+    }
+    for name, first in first_of.items():
+        for number, query in enumerate(held_out.dataset["prompt"]):
+            alone = records[first, number]
+            chain = records[name, number]
+            assert alone["prompt"] == query and chain["read"] == first
+            assert chain["prompt"] == f'Improve "{query}{alone["completions"][0]}": {query}'
 
 
 def test_a_run_with_a_chat_template_is_evaluated_with_it(
@@ -217,13 +209,13 @@ def test_a_run_with_a_chat_template_is_evaluated_with_it(
     with_chat = make_run(config, 1, model=ModelConfig(str(chat), chat_template=True))
     plain = make_run(config, 1, output=str(tmp_path / "plain"))
     seen = {}
-    original = responses.sample
+    original = answer.sample
 
     def spy(model, tokenizer, queries, *rest, **options):
         seen.setdefault(len(seen), tokenizer.decode(queries[0]))
         return original(model, tokenizer, queries, *rest, **options)
 
-    monkeypatch.setattr(responses, "sample", spy)
+    monkeypatch.setattr(answer, "sample", spy)
     evaluate([with_chat, plain], held_out, settings(tmp_path))
     base, first, second = (seen[i] for i in range(3))
     assert base.startswith("<user>") and first.startswith("<user>") and first.endswith("<bot>")
@@ -243,13 +235,14 @@ def test_a_4_bit_lora_run_is_evaluated_in_4_bit(
     )
     folder = make_run(config, model=ModelConfig(str(llama_folder), quantization="4bit"))
     kinds = []
-    original = respond
+    original = answer.load
 
-    def spy(model, base, *rest, **options):
-        kinds.append(({type(module).__name__ for module in model.modules()}, base))
-        return original(model, base, *rest, **options)
+    def spy(*arguments):
+        loaded = original(*arguments)
+        kinds.append(({type(module).__name__ for module in loaded.model.modules()}, loaded.base))
+        return loaded
 
-    monkeypatch.setattr(responses, "respond", spy)
+    monkeypatch.setattr(answer, "load", spy)
     done = evaluate([folder], held_out, settings(tmp_path))
     assert len(kinds) == 6 and all("Linear4bit" in names for names, _ in kinds)
     assert done.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and done.rows[1]["kl"] > 0
@@ -273,7 +266,7 @@ def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_p
     base, _ = load.load_policy(config.model)
     sampling = replace(config.sampling, min_new_tokens=1)
     prompts = list(held_out.dataset["prompt"])
-    alone = respond(policy.eval(), base, tokenizer, prompts, sampling, 100, 0)
+    alone = Answerer(policy, base, tokenizer).respond(prompts, sampling, batch_size=100)
     assert sum(alone.kl) / len(alone.kl) == pytest.approx(two, rel=1e-5)
 
 
@@ -294,7 +287,7 @@ def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_ba
     sampling = replace(config.sampling, min_new_tokens=1)
     prompts = list(held_out.dataset["prompt"])
     base, _ = load.load_policy(kl_base)
-    answers = respond(policy, base, tokenizer, prompts, sampling, 100, 0)
+    answers = Answerer(policy, base, tokenizer).respond(prompts, sampling, batch_size=100)
     kl = sum(answers.kl) / len(answers.kl)
     assert kl > 0 and rows[1]["kl"] == pytest.approx(kl, rel=1e-4)
 
@@ -323,7 +316,7 @@ def test_a_run_of_another_reward_is_named(config, held_out, tmp_path, capsys):
     folder = make_run(config)
     other = Task(held_out.dataset, lambda prompts, completions: [0.0] * len(prompts), PROMPTS)
     evaluate([folder], other, settings(tmp_path))
-    assert "was trained on the reward test_evaluation.count_good, not" in capsys.readouterr().err
+    assert "another reward: reward test_evaluation.count_good, now" in capsys.readouterr().err
 
 
 def test_agents_of_a_run_without_summary_are_not_evaluated(config, held_out, tmp_path):
@@ -376,9 +369,7 @@ def test_the_rows_of_one_run_are_those_beside_the_first_one(config, held_out, tm
 
 def test_runs_whose_rows_would_have_the_same_names_are_refused(config, held_out, tmp_path):
     runs = [make_run(config, 1, output=str(tmp_path / name / "run"), iterations=1) for name in "ab"]
-    with pytest.raises(
-        UserError, match="runs with folders of different names, which name the rows, got"
-    ):
+    with pytest.raises(UserError, match=r"^models: .*'run/agent_1'"):
         evaluate(runs, held_out, settings(tmp_path))
 
 
@@ -388,7 +379,7 @@ def test_a_folder_called_base_does_not_take_the_bases_row(
     run = make_run(config, iterations=1)
     monkeypatch.chdir(tmp_path)
     shutil.copytree(policy_folder, "base")
-    with pytest.raises(UserError, match="expected a name that no other row has, got 'base'"):
+    with pytest.raises(UserError, match=r"^models: .*'base'"):
         evaluate([run, "base"], held_out, settings(tmp_path, queries=2))
     rows = evaluate([run, "./base"], held_out, settings(tmp_path, queries=2)).rows
     assert {"base", "./base"} <= {row["name"] for row in rows}
@@ -398,15 +389,15 @@ def test_a_run_that_is_trained_on_while_it_is_evaluated_is_named(
     config, held_out, tmp_path, monkeypatch
 ):
     run = make_run(config, iterations=1)
-    answer = Evaluator.run
+    run_evaluator = Evaluator.run
 
     def and_train_on(evaluator, path):
-        records = answer(evaluator, path)
+        records = run_evaluator(evaluator, path)
         make_run(config, iterations=2, resume=str(run))
         return records
 
     monkeypatch.setattr(Evaluator, "run", and_train_on)
-    with pytest.raises(UserError, match=f"while they are evaluated, got {run} trained again"):
+    with pytest.raises(UserError, match=f"{run}: trained on while"):
         evaluate([run], held_out, settings(tmp_path, queries=2))
     assert not list((tmp_path / "evaluation").glob("*.json*"))
 
@@ -418,28 +409,23 @@ def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp
         re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text)
     )
     evaluate([run], held_out, settings(tmp_path))
-    assert (
-        "the source of the reward test_evaluation.count_good has changed since"
-        in capsys.readouterr().err
-    )
+    assert "reward_sha256 0123456789abcdef, now" in capsys.readouterr().err
 
 
-def test_an_observer_draws_other_random_numbers_than_the_pioneer(held_out, policy_folder, tmp_path):
+def test_an_observer_draws_other_random_numbers_than_the_pioneer(
+    config, held_out, policy_folder, tmp_path
+):
     """With a model that finds all tokens equally likely, responses are the random numbers themselves."""
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     with torch.no_grad():
         model.lm_head.weight.zero_()
-    chosen = settings(tmp_path, models=[str(policy_folder)])
-    lineup = line_up(held_out, chosen)
-    evaluator = Evaluator(lineup, held_out.dataset[:], chosen, torch.device("cpu"))
-    drawn = []
-    row = lineup.solo["base"]
-    for _ in range(3):
-        answered, _ = evaluator._respond(row, (model, model, tokenizer), [0], 1, lineup.sampling)
-        drawn.append(answered.completions[0])
-        evaluator.records[row.name] = [{"completions": answered.completions}]
-        row = row.after(row, f"{row.name} after itself")
-    assert len({text[:8] for text in drawn}) == 3
+    model.save_pretrained(tmp_path / "even")
+    tokenizer.save_pretrained(tmp_path / "even")
+    run = make_run(config, 1, iterations=1, model=ModelConfig(str(tmp_path / "even")))
+    records = read_responses(evaluate([run], held_out, settings(tmp_path, queries=1)).folder)
+    pioneer = records["base", 0]
+    observer = records["base after itself", 0]
+    assert pioneer["completions"] != observer["completions"]
 
 
 def test_rewards_are_computed_as_in_training_whatever_the_precision(
@@ -502,40 +488,30 @@ def test_intervals_are_over_the_queries_that_differ(held_out):
 
 
 def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
-    """Half of the held-out queries stand in the training of one run, a quarter in that of the other."""
+    """Half of the held-out queries stand in the training of the run; of others the rows are not known."""
     queries = sentences(16)
-    asked = Task.from_prompts(
-        [queries[0], queries[0], "my own", "the new film"], count_good, PROMPTS
-    )
-    trained, folders = {}, []
-    for seed, name, prompts in ((1, "half", queries), (2, "quarter", [*queries[1:], "my own"])):
-        task = Task.from_prompts(prompts, count_good, PROMPTS)
-        one = replace(config, seed=seed, iterations=1, output=str(tmp_path / name))
-        one = replace(one, cory=replace(config.cory, num_agents=1))
-        folders.append(CoryTrainer(one, make_agents(one), task).train().folder)
-        trained[seed] = task.dataset
-    done = evaluate(folders, asked, settings(tmp_path), trained_on=lambda run: trained[run.seed])
-    said = "4 queries (3 distinct), 25 to 50 % of them also in training, 1 response each"
+    trained = Task.from_prompts(queries, count_good, PROMPTS)
+    asked = [queries[0], queries[0], "my own", "the new film"]
+    held_out = Task.from_prompts(asked, count_good, PROMPTS)
+    config = replace(config, iterations=1, cory=replace(config.cory, num_agents=1))
+    run = CoryTrainer(config, make_agents(config), trained).train().folder
+
+    done = evaluate([run], held_out, settings(tmp_path), trained_on=trained.dataset)
+    said = "4 queries (3 distinct), 50 % of them also in training, 1 response each"
     assert said in capsys.readouterr().out
     saved = json.loads((done.folder / "evaluation.json").read_text())
     assert saved["said"].startswith(said) and saved["distinct_queries"] == 3
-    assert saved["in_training"] == {"half": 0.5, "quarter": 0.25}
+    assert saved["in_training"] == {"run": 0.5}
     write_report(done.folder)
-    assert (
-        said in (done.folder / "evaluation.md").read_text()
-        and said in (done.folder / "report.html").read_text()
-    )
-    # Given the rows of one of them: those of the other are not known, and that is said.
-    evaluate(folders, asked, settings(tmp_path / "one"), trained_on=trained[1])
-    printed = capsys.readouterr()
-    assert "50 % of them also in training (not known of quarter)" in " ".join(printed.out.split())
-    assert "quarter was trained on: expected the training data that it recorded" in printed.err
-    evaluate(folders, asked, settings(tmp_path / "none"))
-    printed = capsys.readouterr()
-    assert "4 queries (3 distinct), not known how many of them also in training" in " ".join(
-        printed.out.split()
-    )
-    assert "evaluate(..., trained_on=task.dataset)" in printed.err
+    assert said in (done.folder / "evaluation.md").read_text()
+    assert said in (done.folder / "report.html").read_text()
+
+    for number, rows in enumerate([None, held_out.dataset]):
+        chosen = settings(tmp_path / str(number))
+        done = evaluate([run], held_out, chosen, trained_on=rows)
+        saved = json.loads((done.folder / "evaluation.json").read_text())
+        assert saved["in_training"] == {"run": None}
+        assert "Not known how many held-out queries" in capsys.readouterr().err
 
 
 def test_shorter_responses_than_the_run_drew_can_be_asked_for():
@@ -545,9 +521,3 @@ def test_shorter_responses_than_the_run_drew_can_be_asked_for():
     )
     with pytest.raises(UserError, match=r"sampling.min_new_tokens: expected max_new_tokens alone"):
         sampling.after_training({"min_new_tokens": 4, "max_new_tokens": 8})
-
-
-def test_progress_is_printed_where_there_is_no_terminal(held_out, policy_folder, tmp_path, capsys):
-    evaluate([policy_folder], held_out, settings(tmp_path))
-    count = len(held_out.dataset)
-    assert f"base: {count}/{count} queries\n" in capsys.readouterr().out

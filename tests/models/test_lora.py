@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from cory.agent import make_agents
 from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation.responses import respond
+from cory.evaluation.answer import Answerer
 from cory.identity import policy_models
 from cory.models.load import attach, load_policy
 from cory.roles import RolePrompts
@@ -217,10 +217,10 @@ def test_adapters_are_evaluated_beside_their_base(config):
     policy, tokenizer = load_policy(ModelConfig(str(run.folder / "agent_1")), merge=False)
     assert isinstance(policy, peft.PeftModel)
     base, _ = load_policy(config.model)
-    answers = respond(policy.eval(), base, tokenizer, sentences(6), SamplingConfig(4, 4))
+    answers = Answerer(policy, base, tokenizer).respond(sentences(6), SamplingConfig(4, 4))
     assert len(answers.completions) == 6 and min(answers.kl) > 0
     merged, _ = load_policy(ModelConfig(str(run.folder / "agent_1")))
-    again = respond(merged, base, tokenizer, sentences(6), SamplingConfig(4, 4))
+    again = Answerer(merged, base, tokenizer).respond(sentences(6), SamplingConfig(4, 4))
     assert again.completions == answers.completions and again.kl == pytest.approx(
         answers.kl, rel=1e-3
     )

@@ -12,9 +12,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, Config, CoryConfig, LoraConfig, RoleConfig
+from cory.config import (
+    CheckpointConfig,
+    Config,
+    CoryConfig,
+    EvaluationConfig,
+    LoraConfig,
+    RoleConfig,
+)
 from cory.errors import UserError
-from cory.evaluation.settings import EvaluationConfig
 from cory.run.signals import Interrupted
 
 CHAINS = {

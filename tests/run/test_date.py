@@ -10,9 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import cory.run.checkpoint
 from cory import Callback, evaluate
 from cory.agent import make_agents
-from cory.config import ModelConfig
-from cory.evaluation import responses
-from cory.evaluation.settings import EvaluationConfig
+from cory.config import EvaluationConfig, ModelConfig
+from cory.evaluation import answer
 from cory.models.text import encode
 from cory.roles import RolePrompts
 from cory.task import Task
@@ -78,13 +77,13 @@ def test_a_run_that_is_continued_or_evaluated_on_another_day_has_the_same_prompt
         assert all(text.startswith(f"{LONG_AGO}|") for text in texts)
 
     seen = []
-    sample = responses.sample
+    sample = answer.sample
 
     def spy(model, tokenizer, prompt_ids, *rest, **options):
         seen.extend(tokenizer.decode(ids) for ids in prompt_ids)
         return sample(model, tokenizer, prompt_ids, *rest, **options)
 
-    monkeypatch.setattr(responses, "sample", spy)
+    monkeypatch.setattr(answer, "sample", spy)
     evaluate([folder], make_task(), EvaluationConfig(device="cpu", output=str(tmp_path / "table")))
     assert seen
     assert all(text.startswith(f"{LONG_AGO}|") for text in seen)

@@ -13,9 +13,8 @@ from conftest import sentences
 
 from cory import Callback, evaluate
 from cory.agent import Agent, make_agents
-from cory.config import CheckpointConfig, GuardsConfig
+from cory.config import CheckpointConfig, EvaluationConfig, GuardsConfig
 from cory.errors import UserError
-from cory.evaluation.settings import EvaluationConfig
 from cory.roles import RolePrompts
 from cory.run.signals import Interrupted
 from cory.task import Task

@@ -15,6 +15,7 @@ from test_resume import content, make_trainer, one
 from cory import evaluate
 from cory.command import main
 from cory.errors import UserError
+from cory.evaluation.answer import Answerer
 from cory.run import checkpoint
 from cory.run.folder import filled, new_folder, write_text
 
@@ -77,10 +78,8 @@ def test_an_evaluation_that_was_killed_begins_anew(config, held_out, tmp_path):
 def test_an_evaluation_that_another_process_writes_is_left_alone(
     config, held_out, tmp_path, monkeypatch
 ):
-    from cory.evaluation import evaluator
-
     run = make_run(config, 1, iterations=1)
-    answer = evaluator.answer
+    respond = Answerer.respond
     tried = []
 
     def slow(*args, **kwargs):
@@ -90,9 +89,9 @@ def test_an_evaluation_that_another_process_writes_is_left_alone(
                 UserError, match="expected a folder that no other process is writing"
             ):
                 evaluate([run], held_out, settings(tmp_path))
-        return answer(*args, **kwargs)
+        return respond(*args, **kwargs)
 
-    monkeypatch.setattr(evaluator, "answer", slow)
+    monkeypatch.setattr(Answerer, "respond", slow)
     done = evaluate([run], held_out, settings(tmp_path))
     lines = [
         json.loads(line)

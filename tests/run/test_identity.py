@@ -17,9 +17,8 @@ from test_resume import make_trainer
 from cory import evaluate
 from cory.agent import make_agents
 from cory.chat import Chat
-from cory.config import LoraConfig, ModelConfig
+from cory.config import EvaluationConfig, LoraConfig, ModelConfig
 from cory.errors import UserError
-from cory.evaluation.settings import EvaluationConfig
 from cory.identity import check_models, model_identity, policy_models
 from cory.models.load import load_policy
 from cory.trainer import CoryTrainer
@@ -98,7 +97,7 @@ def test_a_reward_model_that_was_chosen_for_an_evaluation_is_allowed_and_said(
     chosen = replace(config, task=replace(config.task, reward_model=str(other)))
     task = make_task(chosen, held_out_rows(chosen, "test"))
     evaluate([folder], task, EvaluationConfig(device="cpu", output=str(tmp_path / "e")))
-    assert f"Warning: {folder} was trained with task.reward_model" in capsys.readouterr().err
+    assert f"Warning: {folder} was trained on another reward" in capsys.readouterr().err
 
 
 def test_an_adapter_is_identified_with_its_base(config, policy_folder, tmp_path):

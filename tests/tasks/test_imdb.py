@@ -14,7 +14,7 @@ from cory.agent import make_agents
 from cory.command import load, read_config
 from cory.config import ModelConfig
 from cory.errors import UserError
-from cory.evaluation.rows import TITLES
+from cory.evaluation.table import TITLES
 from cory.roles import fill
 from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
@@ -234,7 +234,7 @@ def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
 
 
 def test_the_first_line_comes_before_torch(tmp_path):
-    code = "import sys; from imdb_train.config import ImdbConfig; import imdb_train.cory, cory.evaluation.settings; "
+    code = "import sys; from imdb_train.config import ImdbConfig; import imdb_train.cory, cory.evaluation.command; "
     code += "print(sorted({'torch', 'transformers', 'trl', 'datasets', 'peft', 'accelerate'} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True

@@ -14,8 +14,7 @@ from datasets import Dataset
 
 from cory.config import Config
 from cory.errors import UserError
-from cory.evaluation.command import task_config
-from cory.evaluation.settings import EvaluationConfig
+from cory.evaluation.command import checked_kind
 from cory.roles import RolePrompts
 from cory.task import Task
 from cory.task_kinds import GROUP, TaskKind, find_kind, kind_of_run, kind_of_script, run_config
@@ -99,13 +98,12 @@ def test_a_run_that_was_made_in_python_has_no_kind(tmp_path):
 
 def test_the_evaluator_of_another_task_names_the_right_one(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"fingerprint": {"task": "gsm8k"}}))
-    with pytest.raises(
-        UserError, match=r"expected a run of imdb, got one of gsm8k\. .*python -m cory\.evaluation"
-    ):
-        task_config(IMDB, tmp_path, EvaluationConfig())
+    with pytest.raises(UserError, match=r"python -m cory\.evaluation"):
+        checked_kind(tmp_path, IMDB)
+    assert checked_kind(tmp_path, None).name == "gsm8k"
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({"fingerprint": {"reward": "mine.good"}}))
-    with pytest.raises(UserError, match=r"made in Python \(reward: mine\.good\).*cory\.evaluate\("):
-        task_config(IMDB, tmp_path, EvaluationConfig())
+    with pytest.raises(UserError, match=r"made in Python.*cory\.evaluate\("):
+        checked_kind(tmp_path, IMDB)
 
 
 def look(path: Path, *names: str) -> subprocess.CompletedProcess:

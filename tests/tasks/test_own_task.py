@@ -14,7 +14,7 @@ from cory.agent import make_agents
 from cory.command import as_config, load, read_config
 from cory.config import keys
 from cory.errors import UserError
-from cory.evaluation.folder import read_responses
+from cory.evaluation.command import read_responses
 from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
 from cory.rewards import score_by_function
@@ -381,7 +381,7 @@ def test_a_run_of_another_task_is_refused(here, policy_folder, command):
 
 def test_evaluate_of_the_package_is_the_function():
     """And not the module of that name, whatever was imported before."""
-    module = importlib.import_module("cory.evaluation.evaluate")
+    module = importlib.import_module("cory.evaluation.command")
     assert cory.evaluate is module.evaluate and callable(cory.evaluate)
 
 

@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT
 
 from cory.config import ModelConfig, SamplingConfig
-from cory.evaluation.responses import respond
+from cory.evaluation.answer import Answerer
 from cory.metrics import mean_interval
 from cory.models.load import load_policy, load_tokenizer
 from cory.rewards import Classifier
@@ -35,7 +35,7 @@ def test_shipped_models_are_small_and_good():
     ]
     good, bad = reward(prompts=texts, completions=["", ""])
     assert good > 1.5 and bad < -1.5
-    answers = respond(policy, policy, tokenizer, ["the plot was"] * 50, SamplingConfig())
+    answers = Answerer(policy, policy, tokenizer).respond(["the plot was"] * 50, SamplingConfig())
     mean, _ = mean_interval(reward(prompts=["the plot was"] * 50, completions=answers.completions))
     assert abs(mean) < 1.0  # no mood is preferred before training
 

@@ -1,0 +1,270 @@
+"""The table of an evaluation: a row of numbers per model and chain. Formulas are in docs/metrics.md."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from cory.config import EvaluationConfig
+from cory.metrics import distinct_interval, mean_interval, pass_at_k
+from cory.rewards import measure_responses
+from cory.roles import query_text
+from cory.task import Task
+
+Records = Sequence[Mapping[str, Any]]  # of one model or chain, one for each query
+
+TITLES = {
+    "task_reward": "task reward",
+    "team_reward": "team reward",
+    "chain_kl": "KL to base (nats)",
+    "combined_reward": "combined reward",
+    "distinct_1": "distinct-1",
+    "distinct_2": "distinct-2",
+    "tokens": "length (tokens)",
+    "perplexity": "perplexity under base",
+}
+# What a query costs, where there are chains.
+COSTS = {
+    "calls": "calls",
+    "tokens_read": "tokens read",
+    "tokens_written": "tokens written",
+    "chain_kl": "KL to base, all calls (nats)",
+    "kl": "KL to base, last call (nats)",
+}
+
+
+def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
+    """The metrics of the table and their titles: pass@k where it is asked for, else reward, KL and diversity."""
+    of_task = {name: name for name in [*task.reward_metrics, *task.metrics]}
+    if settings.ks:
+        passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
+        if settings.greedy:
+            passes["greedy"] = "greedy"
+        return {
+            **passes,
+            "team_reward": TITLES["team_reward"],
+            **of_task,
+            "tokens": "tokens",
+            "chain_kl": "KL to base",
+        }
+    if settings.samples > 1:
+        return {**TITLES, "best_of_2": "task reward, best of 2", **of_task}
+    return {**TITLES, **of_task}
+
+
+def table_rows(
+    records: Mapping[str, Records],
+    columns: Mapping[str, Sequence[Any]],
+    task: Task,
+    settings: EvaluationConfig,
+    kl_coef: float,
+) -> list[dict[str, Any]]:
+    """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval.
+
+    Intervals cluster by the text of the query (`query_text`).
+
+    Args:
+        records: by model, one for each query.
+        columns: of the queries, `prompt` among them.
+    """
+    query_texts = [query_text(prompt) for prompt in columns["prompt"]]
+    rows = []
+    for name, of_model in records.items():
+        chain = chain_of(records, of_model)
+        row: dict[str, Any] = {"name": name, "calls": len(chain)}
+        values = {
+            **_values_by_query(chain, task, settings, kl_coef),
+            **_values_of_votes(of_model, task, settings),
+            **_values_of_task(of_model, columns, task),
+        }
+        for metric, by_query in values.items():
+            # One that applies to none of a query's responses has no value there.
+            applies = [index for index, value in enumerate(by_query) if not math.isnan(value)]
+            if applies:
+                numbers = [by_query[index] for index in applies]
+                clusters = [query_texts[index] for index in applies]
+                row[metric], row[f"{metric}_ci"] = mean_interval(numbers, clusters)
+
+        nats_per_token = [sum(record["base_nll"]) / sum(record["tokens"]) for record in of_model]
+        nats, half_width = mean_interval(nats_per_token, query_texts)
+        row["perplexity"] = math.exp(nats)
+        row["perplexity_ci"] = math.exp(nats) * half_width
+
+        completions = [text for record in of_model for text in record["completions"]]
+        text_clusters = [
+            text
+            for text, record in zip(query_texts, of_model, strict=True)
+            for _ in record["completions"]
+        ]
+        for n in (1, 2):
+            row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(
+                completions, n, text_clusters
+            )
+        rows.append(row)
+    return rows
+
+
+def chain_of(records: Mapping[str, Records], of_model: Records) -> list[Records]:
+    """The records of all calls that a row's responses take, the last call first.
+
+    Args:
+        records: by model. of_model: those of the row.
+    """
+    chain = [of_model]
+    while chain[-1][0].get("read") in records:
+        chain.append(records[chain[-1][0]["read"]])
+    return chain
+
+
+def _values_by_query(
+    chain: Sequence[Records], task: Task, settings: EvaluationConfig, kl_coef: float
+) -> dict[str, list[float]]:
+    """By metric, one value for each query: the mean over its samples. `chain`: see `chain_of`."""
+    mean = statistics.fmean
+    of_model = chain[0]
+    task_rewards = [mean(record["rewards"]) for record in of_model]
+    chain_kl = _summed(chain, "kl")
+    earned = task_rewards
+    values = {
+        "task_reward": task_rewards,
+        "kl": [mean(record["kl"]) for record in of_model],
+        "chain_kl": chain_kl,
+        "tokens": [mean(record["tokens"]) for record in of_model],
+        "tokens_read": _summed(chain, "prompt_tokens"),
+        "tokens_written": _summed(chain, "tokens"),
+    }
+    has_team_reward = "team_rewards" in of_model[0]
+    if has_team_reward:
+        team_rewards = [mean(record["team_rewards"]) for record in of_model]
+        values["team_reward"] = team_rewards
+        earned = [
+            reward + of_team for reward, of_team in zip(task_rewards, team_rewards, strict=True)
+        ]
+    # Without the team reward that the task has, it would stand beside combined rewards that count one.
+    if has_team_reward or task.team is None:
+        values["combined_reward"] = [
+            reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)
+        ]
+    if settings.samples > 1:
+        values["best_of_2"] = [best_of_2(record["rewards"]) for record in of_model]
+    if all(reward in (0, 1) for record in of_model for reward in record["rewards"]):
+        for k in settings.ks:
+            values[f"pass@{k}"] = [
+                pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k)
+                for record in of_model
+            ]
+    if settings.greedy:
+        values["greedy"] = [record["greedy_reward"] for record in of_model]
+    if len(chain) > 1:
+        values["copied"] = [
+            mean(
+                float(text.strip() == read_text.strip())
+                for text, read_text in zip(record["completions"], read["completions"], strict=True)
+            )
+            for record, read in zip(of_model, chain[1], strict=True)
+        ]
+    return values
+
+
+def _summed(chain: Sequence[Records], key: str) -> list[float]:
+    """For each query, the sum over all calls of the mean over samples."""
+    return [
+        sum(statistics.fmean(record[key]) for record in calls) for calls in zip(*chain, strict=True)
+    ]
+
+
+def best_of_2(rewards: Sequence[float]) -> float:
+    """Mean of the larger reward over all pairs: the expected reward of the better of two responses.
+
+    >>> best_of_2([1.0, 2.0, 0.0])
+    1.6666666666666667
+    """
+    ranked = sorted(rewards)
+    return sum(rank * reward for rank, reward in enumerate(ranked)) / math.comb(len(ranked), 2)
+
+
+def _values_of_votes(
+    of_model: Records, task: Task, settings: EvaluationConfig
+) -> dict[str, list[float]]:
+    """For each k above 1, what each query earns by a vote of k responses."""
+    ks = [k for k in settings.ks if k > 1]
+    if not ks or task.extract is None:
+        return {}
+    answers = [[task.extract(text) for text in record["completions"]] for record in of_model]
+    return {
+        f"maj@{k}": [
+            majority_at_k(of_query, record["rewards"], k)
+            for of_query, record in zip(answers, of_model, strict=True)
+        ]
+        for k in ks
+    }
+
+
+def majority(answers: Sequence[Hashable | None]) -> int:
+    """The index of the response that a vote chooses: the first that gives the most frequent answer.
+
+    Ties go to the answer that comes first. None is no answer and no vote; without any vote the first response counts.
+
+    >>> majority(["7", None, "5", "5"]), majority(["7", "5"]), majority([None, None])
+    (2, 0, 0)
+    """
+    votes = Counter(answer for answer in answers if answer is not None)
+    if not votes:
+        return 0
+    winner, _ = votes.most_common(1)[0]  # of equally many votes, the answer that was counted first
+    return answers.index(winner)
+
+
+def majority_at_k(answers: Sequence[Hashable | None], rewards: Sequence[float], k: int) -> float:
+    """Mean reward of the response that a vote of k chooses, over the groups of k responses, one after the other.
+
+    Responses that do not fill a last group are left out.
+
+    >>> majority_at_k(["7", "5", "5", "3", "8", "8"], [0.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3)
+    0.5
+    """
+    starts = range(0, len(answers) - k + 1, k)
+    return statistics.fmean(
+        rewards[start + majority(answers[start : start + k])] for start in starts
+    )
+
+
+def _values_of_task(
+    of_model: Records, columns: Mapping[str, Sequence[Any]], task: Task
+) -> dict[str, list[float]]:
+    """By metric of the task, and by reward function where there are several, a value for each query.
+
+    That is the mean over the samples to which it applies, nan where it applies to none.
+    """
+    values: dict[str, list[float]] = {}
+    for name in of_model[0].get("rewards_by_function", {}):
+        values[f"reward_{name}"] = [
+            _mean(record["rewards_by_function"][name]) for record in of_model
+        ]
+    if not task.metrics:
+        return values
+
+    # All responses of the model at once, query by query.
+    samples = len(of_model[0]["completions"])
+    repeated = {
+        name: [value for value in column for _ in range(samples)]
+        for name, column in columns.items()
+    }
+    prompts = repeated.pop("prompt")
+    repeated["role"] = [record["role"] for record in of_model for _ in range(samples)]
+    completions = [text for record in of_model for text in record["completions"]]
+    rewards = [reward for record in of_model for reward in record["rewards"]]
+    for name, numbers in measure_responses(
+        task.metrics, prompts, completions, rewards, repeated
+    ).items():
+        values[name] = [
+            _mean(numbers[start : start + samples]) for start in range(0, len(numbers), samples)
+        ]
+    return values
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """The mean of those that apply; nan if none does."""
+    numbers = [value for value in values if value is not None and not math.isnan(value)]
+    return statistics.fmean(numbers) if numbers else math.nan
