@@ -1,7 +1,9 @@
-"""Cells of the tables: means and differences over seeds, under the titles of their metrics."""
+"""Tables in Markdown, and their cells: means and differences over seeds, under the titles of their metrics."""
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
+from cory.report import tables
 from study.intervals import difference, over_seeds
 
 if TYPE_CHECKING:
@@ -46,3 +48,10 @@ def difference_cell(by_seed: "pd.DataFrame", name: str, base: str | None, metric
     if not len(ours) or not len(theirs):
         return ""
     return difference(ours, theirs).text(f"+.{digits}f")
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
+    if not rows:
+        return "None.\n"
+    return f"{tables.markdown_table(list(rows[0]), [list(row.values()) for row in rows])}\n"

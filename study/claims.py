@@ -19,6 +19,7 @@ from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.plural import counted
 from cory.run.folder import write_text
+from study.cells import markdown_table
 from study.estimates import (
     CORY,
     PPO,
@@ -47,9 +48,7 @@ from study.estimates import (
 )
 from study.experiment_file import Experiment, read_experiment
 from study.intervals import FEWEST, Interval, difference, ratio
-from study.markdown import markdown_table
-from study.plan import plan
-from study.scripts import checkout_file
+from study.plan import checkout_file, plan
 
 if TYPE_CHECKING:
     from study.frame import Study
@@ -229,8 +228,8 @@ def of_ended_seeds(study: "Study", experiment: Experiment, scale: str) -> "Study
         Untested: they are fewer than `FEWEST`.
     """
     needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
-    groups = {item.of.name for item in plan(experiment, scale, needs, Path("runs"))}
-    ended = set(zip(study.whole["group"], study.whole["seed"], strict=True))
+    groups = {item.group for item in plan(experiment, scale, needs, Path("runs"))}
+    ended = set(zip(study.runs["group"], study.runs["seed"], strict=True))
     seeds = [
         seed
         for seed in experiment.scales[scale].seeds

@@ -122,7 +122,7 @@ def by_seed(study: "Study", family: str, measure: Measure, value: str | None = N
     """
     import pandas as pd
 
-    runs = study.whole[study.whole["family"] == family]
+    runs = study.runs[study.runs["family"] == family]
     if value is not None:
         runs = runs[runs["value"] == value]
     if not len(runs):
@@ -199,7 +199,7 @@ def _over(part: "pd.Series", whole: "pd.Series") -> "pd.Series":
 def collapses(study: "Study") -> Interval:
     """PPO's collapse rate minus CORY's, over all values."""
     runs = study.final.groupby(["group", "seed"])["collapsed"].max().astype(float).reset_index()
-    runs = runs.merge(study.whole[["group", "seed", "family"]], on=["group", "seed"])
+    runs = runs.merge(study.runs[["group", "seed", "family"]], on=["group", "seed"])
     rates = runs.groupby(["family", "seed"])["collapsed"].mean()
     if not rates.any():
         raise Untested("no run collapsed")
@@ -208,7 +208,7 @@ def collapses(study: "Study") -> Interval:
 
 def texts_collapse(study: "Study") -> Interval:
     """The share of PPO's runs whose texts repeat themselves on the way, minus CORY's."""
-    from study.equal_reward import collapse_times  # here, as it imports torch
+    from study.collapse import collapse_times  # here, as it imports torch
 
     collapsed = collapse_times(study)["texts"].notna().astype(float)
     if not collapsed.any():
@@ -240,7 +240,7 @@ def kl_accelerates(study: "Study") -> Interval:
 def frontiers_apart(study: "Study") -> Interval:
     """CORY's hypervolume minus PPO's, over that of all points, of each seed's runs."""
     ends = study.final.groupby(["group", "seed"])[["task_reward", "kl"]].mean().reset_index()
-    ends = ends.merge(study.whole[["group", "seed", "family"]], on=["group", "seed"])
+    ends = ends.merge(study.runs[["group", "seed", "family"]], on=["group", "seed"])
     ends["minus_kl"] = -ends["kl"]
     worst = (ends["task_reward"].min(), ends["minus_kl"].min())
 
@@ -262,7 +262,7 @@ def passes(rival: str | None) -> Estimate:
     """
 
     def estimate(study: "Study") -> Interval:
-        held_out = study.whole_held_out
+        held_out = study.held_out
         ks = [key for key in held_out if str(key).startswith("pass@")]
         solo = held_out[held_out["calls"] == 1]
         ours = solo[solo["group"] == CORY].groupby("seed")[ks].mean()
