@@ -4,7 +4,7 @@ A run is known by experiment, group and seed, on every machine. To measure it ag
 run's folder.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,7 @@ class Results:
 
         The base's rows stay those with which the first row was written.
         """
-        study = of_run(item.folder, self._described(item) | {"seconds": seconds})
+        study = of_run(item.folder, self.columns(item) | {"seconds": seconds})
         if self.evaluation:
             study.held_out = held_out_rows(
                 self.evaluation.rows(item), {item.folder.name: (item.group, item.seed)}
@@ -105,7 +105,7 @@ class Results:
                 continue
             taken = other.of_runs([(BASE, None), run])
             self._check(taken.runs.iloc[0], item)
-            self._add(replace(taken, runs=taken.runs.assign(**self._described(item))))
+            self._add(replace(taken, runs=taken.runs.assign(**self.columns(item))))
 
     def _check_rows(self, study: Study) -> None:
         """Raises a UserError if the folder has rows that are not of this plan, or of other settings."""
@@ -131,7 +131,7 @@ class Results:
                     f"{row[key]!r}. Delete the row to measure it again, or name another --out"
                 )
 
-    def _described(self, item: Planned) -> Mapping[str, Any]:
+    def columns(self, item: Planned) -> dict[str, Any]:
         """The columns of a run's row that follow from the plan."""
         settings = flat(item.settings)
         return {
