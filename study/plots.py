@@ -36,9 +36,17 @@ HELD_OUT = ("task_reward", "team_reward", "chain_kl", "combined_reward", "distin
 
 
 def palette(names: Sequence[str]) -> dict[str, Any]:
-    """A colour for each group: PPO's and CORY's are the same on every figure, the others' follow in their order."""
-    others = [name for name in dict.fromkeys(names) if name not in ("PPO", "CORY")]
-    return {"PPO": PPO, "CORY": CORY} | dict(zip(others, colours(2 + len(others))[2:], strict=True))
+    """A colour for each group: PPO's and CORY's are the same on every figure, the others' follow in their order.
+
+    Where only variants of a method are shown, such as `CORY, causal`, the first of them has its colour.
+    """
+    colour_of = {}
+    for method, colour in (("PPO", PPO), ("CORY", CORY)):
+        variants = [name for name in names if name.partition(", ")[0] == method]
+        if variants:
+            colour_of[method if method in names else variants[0]] = colour
+    others = [name for name in dict.fromkeys(names) if name not in colour_of]
+    return colour_of | dict(zip(others, colours(2 + len(others))[2:], strict=True))
 
 
 def plot_curves(study: Study, path: Path) -> None:
@@ -79,7 +87,7 @@ def plot_curves(study: Study, path: Path) -> None:
                 for position, agent in enumerate(_agents(study, name)):
                     style = {"color": colour_of[name], "ls": LINES[position % len(LINES)]}
                     runs = _by_iteration(study, name, agent, metric)
-                    _curve(axis, runs, of_agent.get((name, agent), f"{name}, {agent}"), style)
+                    _curve(axis, runs, of_agent.get((name, agent), name), style)
             axis.margins(x=0.01)
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             _without_frame(axis)
