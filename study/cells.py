@@ -1,13 +1,12 @@
 """Tables in Markdown, and their cells: means and differences over seeds, under the titles of their metrics."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import pandas as pd
 
 from cory.report import tables
 from study.intervals import difference, over_seeds
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Rows: TypeAlias = list[dict[str, str]]  # of a table: by column, a cell
 
@@ -35,7 +34,7 @@ def mean_cell(values: "pd.Series[float]", metric: str) -> str:
     return over_seeds(values).plus_minus(0 if percent else 2, percent)
 
 
-def difference_cell(by_seed: "pd.DataFrame", name: str, base: str | None, metric: str) -> str:
+def difference_cell(by_seed: pd.DataFrame, name: str, base: str | None, metric: str) -> str:
     """The difference of a group to its baseline, seed by seed; empty where there is none.
 
     `by_seed`: a column for each group.

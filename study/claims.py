@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cory.command import Arguments, main
 from cory.errors import UserError
@@ -47,11 +46,9 @@ from study.estimates import (
     values_apart,
 )
 from study.experiment_file import Experiment, read_experiment
+from study.frame import Study, read_study
 from study.intervals import FEWEST, Interval, difference, ratio
 from study.plan import checkout_file, plan
-
-if TYPE_CHECKING:
-    from study.frame import Study
 
 WITHDRAWN = (
     "Run with earlier code and withdrawn (commits 68f79c6 and e62beb0, GSM8K's c0f7e9e; of 70 judgements then 27 "
@@ -195,7 +192,7 @@ def few(seeds: int) -> str:
     return f"{counted(seeds, 'seed')} of at least {FEWEST}"
 
 
-def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
+def read_studies(results: Path) -> dict[tuple[str, str], Study]:
     """The studies of the folders under `results`, by experiment and scale.
 
     Raises:
@@ -204,8 +201,6 @@ def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
     studies: dict[tuple[str, str], Study] = {}
     folders: dict[tuple[str, str], Path] = {}
     for file in sorted(results.glob("*/runs.csv")):
-        from study.frame import read_study  # here, as importing pandas takes a while
-
         study = read_study(file.parent)
         if not any(study.runs["experiment"]):
             continue  # a comparison
@@ -221,7 +216,7 @@ def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
     return studies
 
 
-def of_ended_seeds(study: "Study", experiment: Experiment, scale: str) -> "Study":
+def of_ended_seeds(study: Study, experiment: Experiment, scale: str) -> Study:
     """The study of the planned seeds that every planned group has ended.
 
     Raises:
@@ -264,7 +259,7 @@ def judge(results: Path) -> list[Judgement]:
     return judgements
 
 
-def _judged(claim: Claim, regime: str, study: "Study | Untested", planned: int) -> Judgement:
+def _judged(claim: Claim, regime: str, study: Study | Untested, planned: int) -> Judgement:
     try:
         if isinstance(study, Untested):
             raise study

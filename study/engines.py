@@ -130,7 +130,8 @@ def run_on_ray(
                 try:
                     status, seconds = ray.get(done)
                 except ray.exceptions.RayError as error:
-                    status, seconds = type(error).__name__, math.nan
+                    status = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+                    seconds = math.nan
                 ended(tasks[done], status, seconds)
         except KeyboardInterrupt:
             print(STOPPING, flush=True)

@@ -20,20 +20,18 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cory.command import Arguments, main
 from cory.errors import UserError, expect
 from cory.identity import is_local
 from cory.plural import counted
 from cory.run.folder import locked
-from study import engines
+from study import check_results, engines
+from study.compare import check_out, write_page
 from study.experiment_file import read_experiment
 from study.plan import ROOT, Planned, is_single, plan
+from study.results import Results
 from study.run_evaluation import RunEvaluation
-
-if TYPE_CHECKING:
-    from study.results import Results
 
 # Statuses of a run that a signal has ended; the latter before it loads.
 STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
@@ -42,10 +40,6 @@ STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SI
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.experiment`: see the module."""
     args = _arguments(argv)
-    # After --help and mistakes, as importing pandas and matplotlib takes seconds.
-    from study.compare import check_out, write_page
-    from study.results import Results
-
     experiment = read_experiment(Path(args.file))
     scale = args.scale or ("tiny" if "tiny" in experiment.scales else next(iter(experiment.scales)))
     changes = _changes(args.set)
@@ -108,7 +102,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
 
 
 def _make(
-    missing: Sequence[Planned], results: "Results", args: argparse.Namespace, threads: int | None
+    missing: Sequence[Planned], results: Results, args: argparse.Namespace, threads: int | None
 ) -> list[Planned]:
     """Makes or continues runs, and evaluates each when it ends. Returns those that did not end well."""
     _make_missing_models(missing)
@@ -141,7 +135,7 @@ def _make(
     return failed
 
 
-def _finish(item: Planned, results: "Results", seconds: float, args: argparse.Namespace) -> None:
+def _finish(item: Planned, results: Results, seconds: float, args: argparse.Namespace) -> None:
     """Evaluates a run that has ended, writes its rows, and removes its checkpoints.
 
     The first run that is made for a folder is kept to be repeated (`study/check_results.py`); not on a cluster, whose
@@ -150,8 +144,6 @@ def _finish(item: Planned, results: "Results", seconds: float, args: argparse.Na
     Raises:
         UserError: the evaluation failed; the checkpoints stay.
     """
-    from study import check_results  # imports torch
-
     results.add_run(item, seconds)
     if args.engine == "local" and not (results.out / check_results.FIRST_RUN).exists():
         check_results.keep(
