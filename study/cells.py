@@ -1,11 +1,12 @@
-"""Cells of the tables: means and differences over seeds, under the titles of their metrics."""
+"""Tables in Markdown, and their cells: means and differences over seeds, under the titles of their metrics."""
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
 
+import pandas as pd
+
+from cory.run import tables
 from study.intervals import difference, over_seeds
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Rows: TypeAlias = list[dict[str, str]]  # of a table: by column, a cell
 
@@ -33,7 +34,7 @@ def mean_cell(values: "pd.Series[float]", metric: str) -> str:
     return over_seeds(values).plus_minus(0 if percent else 2, percent)
 
 
-def difference_cell(by_seed: "pd.DataFrame", name: str, base: str | None, metric: str) -> str:
+def difference_cell(by_seed: pd.DataFrame, name: str, base: str | None, metric: str) -> str:
     """The difference of a group to its baseline, seed by seed; empty where there is none.
 
     `by_seed`: a column for each group.
@@ -46,3 +47,10 @@ def difference_cell(by_seed: "pd.DataFrame", name: str, base: str | None, metric
     if not len(ours) or not len(theirs):
         return ""
     return difference(ours, theirs).text(f"+.{digits}f")
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
+    if not rows:
+        return "None.\n"
+    return f"{tables.markdown_table(list(rows[0]), [list(row.values()) for row in rows])}\n"

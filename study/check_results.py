@@ -24,11 +24,10 @@ from cory.identity import versions
 from cory.run.folder import read_rows, write_text
 from cory.run.settings import read_settings
 from cory.task_kinds import find_kind
-from study.frozen import frozen_at
-from study.planned import FIRST_RUN
-from study.records import flat
-from study.scripts import ROOT
+from study.plan import ROOT, flat
+from study.tables import frozen_at
 
+FIRST_RUN = "first_run.json"
 RECORDS = 3
 LEFT_OUT = (*BESIDE_SETTINGS, "output", "resume", "callbacks", "tracker")
 
@@ -71,6 +70,13 @@ def _is_local(value: Any) -> bool:
         return False
     listed = subprocess.run(["git", "ls-files", "--", path], cwd=ROOT, capture_output=True)
     return os.path.isabs(path) or not listed.stdout
+
+
+def default_threads() -> int:
+    """The threads with which a process computes that nobody tells."""
+    import torch
+
+    return torch.get_num_threads()
 
 
 def conditions(threads: int) -> dict[str, Any]:

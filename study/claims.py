@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.plural import counted
 from cory.run.folder import write_text
+from study.cells import markdown_table
 from study.estimates import (
     CORY,
     PPO,
@@ -46,13 +46,9 @@ from study.estimates import (
     values_apart,
 )
 from study.experiment_file import Experiment, read_experiment
+from study.frame import Study, read_study
 from study.intervals import FEWEST, Interval, difference, ratio
-from study.markdown import markdown_table
-from study.plan import plan
-from study.scripts import checkout_file
-
-if TYPE_CHECKING:
-    from study.frame import Study
+from study.plan import checkout_file, plan
 
 WITHDRAWN = (
     "Run with earlier code and withdrawn (commits 68f79c6 and e62beb0, GSM8K's c0f7e9e; of 70 judgements then 27 "
@@ -196,7 +192,7 @@ def few(seeds: int) -> str:
     return f"{counted(seeds, 'seed')} of at least {FEWEST}"
 
 
-def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
+def read_studies(results: Path) -> dict[tuple[str, str], Study]:
     """The studies of the folders under `results`, by experiment and scale.
 
     Raises:
@@ -205,8 +201,6 @@ def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
     studies: dict[tuple[str, str], Study] = {}
     folders: dict[tuple[str, str], Path] = {}
     for file in sorted(results.glob("*/runs.csv")):
-        from study.frame import read_study  # here, as importing pandas takes a while
-
         study = read_study(file.parent)
         if not any(study.runs["experiment"]):
             continue  # a comparison
@@ -222,15 +216,15 @@ def read_studies(results: Path) -> "dict[tuple[str, str], Study]":
     return studies
 
 
-def of_ended_seeds(study: "Study", experiment: Experiment, scale: str) -> "Study":
+def of_ended_seeds(study: Study, experiment: Experiment, scale: str) -> Study:
     """The study of the planned seeds that every planned group has ended.
 
     Raises:
         Untested: they are fewer than `FEWEST`.
     """
     needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
-    groups = {item.of.name for item in plan(experiment, scale, needs, Path("runs"))}
-    ended = set(zip(study.whole["group"], study.whole["seed"], strict=True))
+    groups = {item.group for item in plan(experiment, scale, needs, Path("runs"))}
+    ended = set(zip(study.runs["group"], study.runs["seed"], strict=True))
     seeds = [
         seed
         for seed in experiment.scales[scale].seeds
@@ -265,7 +259,7 @@ def judge(results: Path) -> list[Judgement]:
     return judgements
 
 
-def _judged(claim: Claim, regime: str, study: "Study | Untested", planned: int) -> Judgement:
+def _judged(claim: Claim, regime: str, study: Study | Untested, planned: int) -> Judgement:
     try:
         if isinstance(study, Untested):
             raise study

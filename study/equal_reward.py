@@ -1,23 +1,28 @@
-"""Runs compared on their way, not at their end: KL at equal task reward, and the time to collapse.
+"""KL at equal task reward: where the task reward of a run, or a fit of it, first reaches a level.
 
 A method that learns more slowly has a lower KL at the end whatever else it does. At equal task reward it does not.
 KLs differ between seeds by factors, so their means are geometric, and groups are compared by ratios, seed by seed.
-Definitions: docs/metrics.md, "Comparison".
+Where a noisy mean first reaches a level is early by chance, and depends on the lengths of the responses; so the primary
+comparisons of a page fit task reward and KL over the whole run, at one length. Definitions: docs/metrics.md.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import pandas as pd
 
 from study.cells import Rows
-from study.frame import KL_GUARD, LAST, RUN, Study, with_share
-from study.intervals import Interval, difference, direction, geometric, over_seeds, ratio
+from study.frame import KL_GUARD, LAST, RUN, Study, last
+from study.intervals import Interval, difference, direction, geometric, holm, ratio
 
 ALIKE = (0.8, 1.25)  # two KLs whose ratio's interval lies between these are alike
 CORRECTED = "✓"
-STEP = 0.25  # of the levels of task reward
 SHARE = 0.9  # of the runs of every group that must reach a level
+ANY = "any"  # of the roles
+DEGREE = 4  # of the polynomials in the iteration
+STEP = 0.1  # of an iteration
 
 
 def running_means(study: Study, role: str) -> pd.DataFrame:
@@ -26,7 +31,7 @@ def running_means(study: Study, role: str) -> pd.DataFrame:
     Whichever agent has the role; only runs without a problem. One that the guard of the KL has ended before has a row
     of all its iterations, as leaving it out would flatter its group.
     """
-    whole = study.whole_metrics
+    whole = study.metrics
     rows = whole[whole["role"] == role].sort_values("iteration")
     columns = ["task_reward", "kl"]
     means = rows.groupby(RUN, sort=False)[columns].rolling(LAST).mean().dropna().reset_index(RUN)
@@ -42,7 +47,7 @@ def kl_at(means: pd.DataFrame, level: float) -> pd.Series:
     return reached.groupby(RUN, sort=False)["kl"].first()
 
 
-def common_levels(means: pd.DataFrame, step: float = STEP) -> list[float]:
+def common_levels(means: pd.DataFrame, step: float) -> list[float]:
     """The multiples of a step that 90 % of every group's runs reach, and none of the groups has from its start."""
     if not len(means):  # all runs are shorter than the window
         return []
@@ -57,33 +62,88 @@ def common_levels(means: pd.DataFrame, step: float = STEP) -> list[float]:
     return levels
 
 
-def equal_reward(
-    study: Study, role: str | None = None, levels: Sequence[float] = (), groups: Sequence[str] = ()
+def primary(
+    study: Study,
+    compared: Sequence[tuple[str, str]],
+    levels: Sequence[float],
+    decided_by: Collection[tuple[str, str]],
+    roles: Sequence[str] = (),
 ) -> Rows:
-    """By group: a role's KL at each level of task reward, and its ratio to the baseline's, seed by seed.
+    """By pair of groups and role: task reward and KL at the end, and KL at each level of the fitted task reward.
+
+    A ✓ stands where what a primary difference or ratio says also holds when all primary ones are corrected for (Holm).
 
     Args:
-        role: its name; None: the first, which answers the query alone as a single agent does.
-        levels: default: `common_levels` of the groups.
-        groups: default: all that have the role.
+        compared: pairs of names of groups, ours and the rival, of which the seeds that both have count.
+        levels: of task reward.
+        decided_by: which are primary, as pairs of a role and the title of a column, such as ("any", "ratio at 1").
+        roles: default: any, and the first role.
+
+    Raises:
+        LookupError: there is no such role or column.
     """
-    means = running_means(study, role or study.first_role)
-    names = [name for name in groups or study.groups if name in set(means["group"])]
-    means = means[means["group"].isin(names)]
-    by_level = {level: kl_at(means, level) for level in levels or common_levels(means)}
-    rows = []
-    for name in names:
-        n = means.loc[means["group"] == name, "seed"].nunique()
-        row = {"group": name, "n": str(n)}
-        for level, values in by_level.items():
-            ours = of_group(values, name)
-            mean = kl_text(geometric(ours).value)
-            row[f"KL at {level:g}"] = f"{mean} ({len(ours)})" if len(ours) else "(0)"
-            base = study.base_of(name)
-            to_base = worded(ratio(ours, of_group(values, base)), ".2f", equal=1.0)
-            row[f"ratio at {level:g}"] = to_base if name != base else ""
-        rows.append(row)
-    return rows
+    roles = roles or (ANY, study.first_role)
+    length = typical_length(study)
+    of_roles = {role: _values_by_run(_of_role(study, role), levels, length) for role in roles}
+    lines = [_compared(of_roles[role], names, role) for names in compared for role in roles]
+
+    tests = {
+        (i, title): interval
+        for i, line in enumerate(lines)
+        for title, interval in line.intervals.items()
+        if (line.role, title) in decided_by
+    }
+    tested = {(lines[i].role, title) for i, title in tests}
+    for role, title in decided_by:
+        if (role, title) not in tested:
+            known = [(role, title) for role in roles for title in lines[0].intervals]
+            raise LookupError(f"no primary {(role, title)} among {known}")
+    holds = dict(zip(tests, holm([interval.p for interval in tests.values()]), strict=True))
+    return [
+        line.row([title for title in line.intervals if holds.get((i, title), False)])
+        for i, line in enumerate(lines)
+    ]
+
+
+def typical_length(study: Study) -> float:
+    """The length of responses at which task reward and KL are compared: the mean over a study's runs."""
+    return float(study.metrics.groupby(RUN)["response_tokens"].mean().mean())
+
+
+def fitted_kl(rows: pd.DataFrame, level: float, length: float) -> float:
+    """The KL where the fitted task reward first reaches a level, of one agent's rows; NaN if it never does.
+
+    Task reward and log KL are each, by least squares, a polynomial in the iteration plus a multiple of the length.
+    """
+    if len(rows) < DEGREE + 2:
+        return math.nan
+    iterations = rows["iteration"].to_numpy(float)
+    lengths = rows["response_tokens"].to_numpy(float)
+    kl = rows["kl"].to_numpy(float)
+    # From its own mean: lengths that are all alike then have no effect, as they show none.
+    longer = lengths - lengths.mean()
+    grid = np.arange(iterations.min(), iterations.max() + STEP / 2, STEP)
+    span = max(iterations.max(), 1.0)
+
+    def fit(values: np.ndarray, which: np.ndarray) -> np.ndarray:
+        terms = np.column_stack([np.vander(iterations / span, DEGREE + 1), longer])
+        coefficients = np.linalg.lstsq(terms[which], values[which], rcond=None)[0]
+        at_length = np.full(len(grid), length - lengths.mean())
+        return np.column_stack([np.vander(grid / span, DEGREE + 1), at_length]) @ coefficients
+
+    reached = fit(rows["task_reward"].to_numpy(float), np.full(len(rows), True)) >= level
+    positive = kl > 0  # not before the first update, nor everywhere if it is estimated from samples
+    if not reached.any() or positive.sum() < DEGREE + 2:
+        return math.nan
+    log_kl = fit(np.log(np.where(positive, kl, 1.0)), positive)
+    return float(np.exp(log_kl[reached.argmax()]))
+
+
+def first_passage_kl(rows: pd.DataFrame, level: float) -> float:
+    """The mean KL of the first 10 iterations in a row whose mean task reward reaches a level; NaN if none do."""
+    means = rows.sort_values("iteration")[["task_reward", "kl"]].rolling(LAST).mean()
+    reached = means.loc[means["task_reward"] >= level, "kl"]
+    return float(reached.iloc[0]) if len(reached) else math.nan
 
 
 def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame:
@@ -94,78 +154,81 @@ def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame
     return of_pair[of_pair["seed"].isin(in_both)] if len(in_both) else of_pair
 
 
-def collapse_times(study: Study) -> pd.DataFrame:
-    """By run, the numbers of iterations after which an agent has collapsed, by its `kl` and by its `texts`; NaN if none
-    does.
+def _of_role(study: Study, role: str) -> pd.DataFrame:
+    """The metrics of a role as those of one agent, or in any role: a row for each run, agent and iteration.
 
-    An agent has collapsed where the means of its last 10 iterations have, by the rule of `cory.metrics.collapsed`; by
-    its KL at the latest where that of its last iteration is above the bound, as where a guard ends a run that explodes.
+    Of an agent in several roles of an iteration, means over these.
     """
-    from cory.metrics import collapsed  # here, as it imports torch
-
-    times = {}
-    for run, of_run in with_share(study.metrics, study.whole).groupby(RUN, sort=False):
-        by_kl, by_texts = [], []
-        for _, rows in of_run.groupby("agent"):
-            # An agent in several roles has a row for each.
-            by_iteration = rows.groupby("iteration")[["share", "kl", "kl_bound"]].mean()
-            for iteration, share, kl, bound in by_iteration.rolling(LAST).mean().itertuples():
-                if collapsed(1.0, kl, bound):
-                    by_kl.append(int(iteration) + 1)
-                if collapsed(share, 0.0, bound):
-                    by_texts.append(int(iteration) + 1)
-            end = by_iteration.iloc[-1]
-            if collapsed(1.0, end["kl"], end["kl_bound"]):
-                by_kl.append(int(by_iteration.index[-1]) + 1)
-        times[run] = {
-            "kl": min(by_kl, default=math.nan),
-            "texts": min(by_texts, default=math.nan),
-        }
-    return pd.DataFrame.from_dict(times, orient="index", columns=["kl", "texts"]).rename_axis(RUN)
+    if role != ANY:
+        study = study.of_role(role)
+    columns = ["task_reward", "kl", "response_tokens"]
+    return study.metrics.groupby([*RUN, "agent", "iteration"])[columns].mean().reset_index()
 
 
-def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
-    """By group: how many runs collapsed on their way, by what, and the mean time to it, with the difference to the
-    baseline.
+def _values_by_run(metrics: pd.DataFrame, levels: Sequence[float], length: float) -> pd.DataFrame:
+    """By run, each quantity by the title of its column, over the run's agents.
 
-    Raises:
-        ValueError: runs of several planned lengths.
+    Means at the end, geometric means at a level, which a run reaches where all its agents do.
     """
-    if not len(study.metrics):  # of a folder without metrics.csv.gz
-        return []
-    by_cause = collapse_times(study)
-    times = by_cause.min(axis=1)
-    longest = _planned(study)
-    bounded = times.fillna(longest)
-    rows = []
-    for name in groups or study.groups:
-        n = len(of_group(times, name))
-        if not n:
-            continue
-        ours = of_group(bounded, name)
-        base = study.base_of(name)
-        rows.append(
-            {
-                "group": name,
-                "n": str(n),
-                "collapsed": f"{of_group(times, name).notna().sum()} of {n}",
-                "by KL": str(of_group(by_cause["kl"], name).notna().sum()),
-                "by distinct-2": str(of_group(by_cause["texts"], name).notna().sum()),
-                f"mean of min(T, {longest})": over_seeds(ours).plus_minus(1),
-                "difference": ""
-                if name == base or not times.notna().any()
-                else worded(difference(ours, of_group(bounded, base)), "+.1f", equal=0.0),
-            }
-        )
-    return rows
+    ends = last(metrics).groupby([*RUN, "agent"])[["task_reward", "kl"]].mean()
+    by_run = ends.groupby(RUN).mean().rename(columns={"task_reward": "task reward", "kl": "KL"})
+    agents = list(metrics.groupby([*RUN, "agent"]))
+    for level in levels:
+        fitted = {agent: fitted_kl(rows, level, length) for agent, rows in agents}
+        passed = {agent: first_passage_kl(rows, level) for agent, rows in agents}
+        by_run[f"KL at {level:g}"] = _over_agents(fitted, ends.index)
+        by_run[f"KL, first passage of {level:g}"] = _over_agents(passed, ends.index)
+    return by_run
 
 
-def _planned(study: Study) -> int:
-    """The planned iterations of all runs; of older rows, which lack them, the longest that a run has."""
-    planned = {int(number) for number in study.whole["planned"].dropna()}
-    if len(planned) > 1:
-        raise ValueError(f"expected runs of one planned length, got {sorted(planned)}")
-    return planned.pop() if planned else int(study.metrics["iteration"].max()) + 1
+def _over_agents(values: dict[tuple, float], agents: pd.MultiIndex) -> "pd.Series[float]":
+    """The geometric mean by run; NaN where an agent has none, or none above 0."""
+    by_agent = pd.Series(values).reindex(agents)
+    return by_agent.groupby(RUN).agg(lambda of_run: geometric(of_run).value)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A pair of groups compared in a role.
+
+    Args:
+        cells: by the title of its column, what a cell holds.
+        intervals: by the title of its column, what a cell says of a difference, or of a ratio.
+    """
+
+    role: str
+    cells: dict[str, str]
+    intervals: dict[str, Interval]
+
+    def row(self, ticked: Collection[str]) -> dict[str, str]:
+        """The cells, with a ✓ in the columns `ticked`."""
+        row = dict(self.cells)
+        for title, interval in self.intervals.items():
+            form, equal = ("+.2f", 0.0) if title == "difference" else (".2f", 1.0)
+            row[title] = worded(interval, form, equal, title in ticked)
+        return row
+
+
+def _compared(by_run: pd.DataFrame, names: tuple[str, str], role: str) -> Line:
+    of_pair = of_common_seeds(by_run.reset_index(), names).set_index(RUN)
+    ours, rival = (of_pair.loc[name] for name in names)
+    cells = {"group": names[0], "against": names[1], "role": role, "n": str(len(ours))}
+    intervals = {}
+
+    rewards = ours["task reward"], rival["task reward"]
+    cells["task reward"] = ", ".join(f"{of_group.mean():.2f}" for of_group in rewards)
+    cells["difference"] = ""
+    intervals["difference"] = difference(*rewards)
+    for title in by_run.columns.drop("task reward"):
+        kls = ours[title].dropna(), rival[title].dropna()
+        both = kls[0].index.intersection(kls[1].index)
+        cells[title] = ", ".join(kl_text(geometric(kl[both]).value) for kl in kls)
+        of_ratio = title.replace("KL", "ratio")
+        cells[of_ratio] = ""
+        intervals[of_ratio] = ratio(*kls)
+        if title != "KL":
+            cells[title.replace("KL", "runs")] = ", ".join(str(len(kl)) for kl in kls)
+    return Line(role, cells, intervals)
 
 
 def of_group(values: "pd.Series[float]", name: str | None) -> "pd.Series[float]":

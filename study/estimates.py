@@ -6,20 +6,18 @@ groups of runs, takes a measure of each run, and pairs the groups by seed. `stud
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
+
+from study.collapse import collapse_times
+from study.frame import LAST, LIMIT, Study
 from study.intervals import Interval, difference, hypervolume, over_seeds
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from study.frame import Study
-
 PPO, CORY = "PPO", "CORY"
-LAST = 10  # iterations averaged into a final value
-Measure = Callable[["pd.DataFrame"], float]  # of the rows of one run
-Statistic = Callable[["pd.Series", "pd.Series"], Interval]  # of two groups, a value per seed each
-Estimate = Callable[["Study"], Interval]
+Measure = Callable[[pd.DataFrame], float]  # of the rows of one run
+Statistic = Callable[[pd.Series, pd.Series], Interval]  # of two groups, a value per seed each
+Estimate = Callable[[Study], Interval]
 
 
 class Untested(Exception):
@@ -34,59 +32,59 @@ def end(metric: str) -> Measure:
     return lambda run: window(run, metric, length(run))
 
 
-def length(run: "pd.DataFrame") -> int:
+def length(run: pd.DataFrame) -> int:
     """The run's iterations."""
     return int(run["iteration"].max()) + 1
 
 
-def window(run: "pd.DataFrame", metric: str, stop: int) -> float:
+def window(run: pd.DataFrame, metric: str, stop: int) -> float:
     """Mean over agents and the 10 iterations before `stop`."""
     rows = run[(run["iteration"] >= stop - LAST) & (run["iteration"] < stop)]
     return float(rows[metric].mean())
 
 
-def start(run: "pd.DataFrame") -> float:
+def start(run: pd.DataFrame) -> float:
     """Task reward of the first role (or PPO's only agent) in the first iteration, before any update."""
     first = run[(run["iteration"] == 0) & (run["role"] == run["first_role"])]
     return float(first["task_reward"].iloc[0])
 
 
-def gain(run: "pd.DataFrame") -> float:
+def gain(run: pd.DataFrame) -> float:
     """How far the task reward at the end is above that of the start."""
     return end("task_reward")(run) - start(run)
 
 
-def early_gain(run: "pd.DataFrame") -> float:
+def early_gain(run: pd.DataFrame) -> float:
     """Gain in task reward by iterations 11 to 20."""
     return window(run, "task_reward", 2 * LAST) - start(run)
 
 
-def rise(run: "pd.DataFrame") -> float:
+def rise(run: pd.DataFrame) -> float:
     """Change of the combined reward from the first 10 iterations to the last 10."""
     return window(run, "combined_reward", length(run)) - window(run, "combined_reward", LAST)
 
 
-def decline(run: "pd.DataFrame") -> float:
+def decline(run: pd.DataFrame) -> float:
     """How far the task reward of the last 10 iterations is below that of the 10 about the middle."""
     return window(run, "task_reward", length(run) // 2 + LAST // 2) - end("task_reward")(run)
 
 
-def growth_of_kl(run: "pd.DataFrame") -> float:
+def growth_of_kl(run: pd.DataFrame) -> float:
     """The increase of the KL in the last 10 iterations."""
     return end("kl")(run) - window(run, "kl", length(run) - LAST)
 
 
-def first_half_of_kl(run: "pd.DataFrame") -> float:
+def first_half_of_kl(run: pd.DataFrame) -> float:
     """The KL at half time."""
     return window(run, "kl", length(run) // 2 + LAST // 2)
 
 
-def second_half_of_kl(run: "pd.DataFrame") -> float:
+def second_half_of_kl(run: pd.DataFrame) -> float:
     """The increase of the KL from half time to the end."""
     return end("kl")(run) - first_half_of_kl(run)
 
 
-def unsteadiness(run: "pd.DataFrame") -> float:
+def unsteadiness(run: pd.DataFrame) -> float:
     """Standard deviation of a role's task reward around its running mean over 10 iterations, mean over roles.
 
     By role, as the mean over agents is of more responses the more agents there are, and so is steadier by itself.
@@ -99,13 +97,13 @@ def unsteadiness(run: "pd.DataFrame") -> float:
     return sum(spreads) / len(spreads)
 
 
-def distance_of_agents(run: "pd.DataFrame") -> float:
+def distance_of_agents(run: pd.DataFrame) -> float:
     """How far apart the agents' combined rewards end."""
     ends = [end("combined_reward")(rows) for _, rows in run.groupby("agent")]
     return max(ends) - min(ends)
 
 
-def share_of_limit(run: "pd.DataFrame") -> float:
+def share_of_limit(run: pd.DataFrame) -> float:
     """Length of the first role's responses at the end over the longest allowed."""
     of_first = run[run["role"] == run["first_role"]]
     return end("response_tokens")(of_first) / float(run["limit"].iloc[0])
@@ -114,33 +112,30 @@ def share_of_limit(run: "pd.DataFrame") -> float:
 # A measure of every run of some groups.
 
 
-def by_seed(study: "Study", family: str, measure: Measure, value: str | None = None) -> "pd.Series":
+def by_seed(study: Study, family: str, measure: Measure, value: str | None = None) -> pd.Series:
     """A measure of the runs of a family, by seed; at one value of the study's `over`, or the mean over all.
 
     Raises:
         Untested: there are no such runs, or none of their metrics.
     """
-    import pandas as pd
-
-    runs = study.whole[study.whole["family"] == family]
+    runs = study.runs[study.runs["family"] == family]
     if value is not None:
         runs = runs[runs["value"] == value]
     if not len(runs):
         raise Untested(f"no runs of {family} at this scale")
-    limit = "sampling.max_new_tokens"
     values: dict[Any, list[float]] = {}
     rows = dict(list(study.metrics.groupby(["group", "seed"])))
     for run in runs.to_dict("records"):
         if (run["group"], run["seed"]) not in rows:
             raise Untested(f"no metrics of {run['group']}, seed {run['seed']}, at this scale")
         metrics = rows[run["group"], run["seed"]].assign(
-            limit=run.get(limit, math.nan), first_role=run["first_role"]
+            limit=run.get(LIMIT, math.nan), first_role=run["first_role"]
         )
         values.setdefault(run["seed"], []).append(measure(metrics))
     return pd.Series({seed: sum(of) / len(of) for seed, of in values.items()}).sort_index()
 
 
-def sorted_values(study: "Study") -> list[str]:
+def sorted_values(study: Study) -> list[str]:
     """The values of the study's `over`, in the order of their size."""
     return sorted({value for value in study.runs["value"] if value}, key=float)
 
@@ -157,7 +152,7 @@ def between(first: str, second: str, measure: Measure, statistic: Statistic) -> 
 def per_gain(first: str, second: str, metric: str) -> Estimate:
     """The difference of a metric at the end, over the second group's mean gain in task reward, taken as given."""
 
-    def estimate(study: "Study") -> Interval:
+    def estimate(study: Study) -> Interval:
         apart = difference(by_seed(study, first, end(metric)), by_seed(study, second, end(metric)))
         return _scaled(apart, float(by_seed(study, second, gain).mean()))
 
@@ -191,25 +186,23 @@ def _scaled(interval: Interval, scale: float) -> Interval:
     return Interval(interval.value / scale, interval.low / scale, interval.high / scale, interval.n)
 
 
-def _over(part: "pd.Series", whole: "pd.Series") -> "pd.Series":
+def _over(part: pd.Series, whole: pd.Series) -> pd.Series:
     """Shares; undefined where the whole is not above 0."""
     return part / whole.where(whole > 0)
 
 
-def collapses(study: "Study") -> Interval:
+def collapses(study: Study) -> Interval:
     """PPO's collapse rate minus CORY's, over all values."""
     runs = study.final.groupby(["group", "seed"])["collapsed"].max().astype(float).reset_index()
-    runs = runs.merge(study.whole[["group", "seed", "family"]], on=["group", "seed"])
+    runs = runs.merge(study.runs[["group", "seed", "family"]], on=["group", "seed"])
     rates = runs.groupby(["family", "seed"])["collapsed"].mean()
     if not rates.any():
         raise Untested("no run collapsed")
     return difference(rates[PPO], rates[CORY])
 
 
-def texts_collapse(study: "Study") -> Interval:
+def texts_collapse(study: Study) -> Interval:
     """The share of PPO's runs whose texts repeat themselves on the way, minus CORY's."""
-    from study.equal_reward import collapse_times  # here, as it imports torch
-
     collapsed = collapse_times(study)["texts"].notna().astype(float)
     if not collapsed.any():
         raise Untested("no run's texts repeat themselves")
@@ -219,7 +212,7 @@ def texts_collapse(study: "Study") -> Interval:
 def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> Estimate:
     """CORY's runs at two of the values, by their places among them sorted."""
 
-    def estimate(study: "Study") -> Interval:
+    def estimate(study: Study) -> Interval:
         values = sorted_values(study)
         one = by_seed(study, CORY, end(metric), values[first])
         two = by_seed(study, CORY, end(metric), values[second])
@@ -228,7 +221,7 @@ def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> 
     return estimate
 
 
-def kl_accelerates(study: "Study") -> Interval:
+def kl_accelerates(study: Study) -> Interval:
     """Ratio of the increase of PPO's KL in the second half of a run to that in the first, at the smallest value."""
     smallest = sorted_values(study)[0]
     second, first = (
@@ -237,14 +230,14 @@ def kl_accelerates(study: "Study") -> Interval:
     return over_seeds(_over(second, first))
 
 
-def frontiers_apart(study: "Study") -> Interval:
+def frontiers_apart(study: Study) -> Interval:
     """CORY's hypervolume minus PPO's, over that of all points, of each seed's runs."""
     ends = study.final.groupby(["group", "seed"])[["task_reward", "kl"]].mean().reset_index()
-    ends = ends.merge(study.whole[["group", "seed", "family"]], on=["group", "seed"])
+    ends = ends.merge(study.runs[["group", "seed", "family"]], on=["group", "seed"])
     ends["minus_kl"] = -ends["kl"]
     worst = (ends["task_reward"].min(), ends["minus_kl"].min())
 
-    def area(runs: "pd.DataFrame") -> float:
+    def area(runs: pd.DataFrame) -> float:
         return hypervolume(list(zip(runs["task_reward"], runs["minus_kl"], strict=True)), worst)
 
     apart = []
@@ -261,8 +254,8 @@ def passes(rival: str | None) -> Estimate:
     The ends of the interval are the smallest ends over k: all differences are above 0 if the lower end is.
     """
 
-    def estimate(study: "Study") -> Interval:
-        held_out = study.whole_held_out
+    def estimate(study: Study) -> Interval:
+        held_out = study.held_out
         ks = [key for key in held_out if str(key).startswith("pass@")]
         solo = held_out[held_out["calls"] == 1]
         ours = solo[solo["group"] == CORY].groupby("seed")[ks].mean()

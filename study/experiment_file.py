@@ -36,8 +36,6 @@ class Scale(Settings):
     Args:
         config: Configuration, read by all scripts of the task.
         seeds: A run for each.
-        minutes: What a run of `config` takes, by method, cory or ppo.
-        hardware: The hardware that takes these minutes, and how they are known.
         flags: Keys that are changed in every configuration.
         needs: Keys that the user must give with --set, as they name local folders.
         values: Of the experiment's `over`.
@@ -46,8 +44,6 @@ class Scale(Settings):
 
     config: str
     seeds: list[int]
-    minutes: dict[str, float] = Field(default_factory=dict)
-    hardware: str = ""
     flags: dict[str, Any] = Field(default_factory=dict)
     needs: list[str] = Field(default_factory=list)
     values: list[Any] | None = None

@@ -1,4 +1,4 @@
-"""The tidy frames of all runs of an experiment or a comparison: what every table, figure and claim is a group-by of.
+"""The tidy frames of all runs of an experiment: what every table, figure and claim is a group-by of.
 
 | frame | a row for each | file |
 |---|---|---|
@@ -7,23 +7,23 @@
 | `final` | run and agent: means over the last iterations | final.csv |
 | `held_out` | run and way of answering: the metrics on held-out queries | held_out.csv |
 
-A run is identified by its `group` and `seed`. The files hold six significant digits, and suffice without the runs.
+A run is known by its `group` and `seed`. The files hold six significant digits, and suffice without the runs.
 """
 
 import gzip
-import zlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from cory.config import role_name
-from cory.errors import UserError, expect
-from cory.run.folder import write_bytes
-from study.groups import DATA, Group, folders, group, method, single, typical, varying
-from study.records import Record, flat, shown
+from cory.errors import UserError, one_of
+from cory.run.folder import read_rows, write_bytes
+from cory.run.settings import read_settings
+from study.plan import flat
 
 LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]
@@ -32,16 +32,9 @@ STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
 TEAM = "team_reward"
 # Stored beside them where runs have them.
 OPTIONAL = (TEAM, "explained_variance", "gradient_norm", "dropped_steps")
-PER_ROLE = ["iteration", "agent", "role", *STORED]  # columns of `metrics` that are stored
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
-FINGERPRINT = ["fingerprint.reward", "fingerprint.reward_sha256", *DATA]
+FINGERPRINT = ["reward", "reward_sha256", "dataset_sha256", "rows"]
 LIMIT = "sampling.max_new_tokens"
-# Columns of `runs` that are no settings.
-FACTS = [
-    "experiment", "scale", "run", "group", "family", "over", "value", "seed", "baseline", "first_role",
-    "fixed_roles", "eta", "kl_bound", "evaluation", "version", "iterations", "planned", "seconds", "megabytes",
-    "problems", "stopped_by",
-]  # fmt: skip
 KL_GUARD = "guards.stop_at_kl"  # a `stopped_by`
 NUMBERS = {
     "seed": "Int64",
@@ -58,17 +51,17 @@ BASE = "base (untrained)"  # the group of the held-out rows of the base, which h
 
 @dataclass
 class Study:
-    """All runs of an experiment or a comparison; see the module for the frames.
-
-    Args:
-        records: the runs' folders as read, for sample texts and reports; empty if the frames come from files.
-    """
+    """All runs of an experiment; see the module for the frames."""
 
     runs: pd.DataFrame
     metrics: pd.DataFrame
     final: pd.DataFrame
     held_out: pd.DataFrame
-    records: list[Record] = field(default_factory=list)
+
+    @property
+    def names(self) -> list[Run]:
+        """The group and the seed of each run."""
+        return runs_of(self.runs)
 
     @property
     def over(self) -> str | None:
@@ -80,11 +73,6 @@ class Study:
     def groups(self) -> list[str]:
         """Names of the groups, in their order."""
         return list(self.runs["group"].unique())
-
-    @property
-    def whole(self) -> pd.DataFrame:
-        """The runs without a problem, which tables count."""
-        return self.runs[self.runs["problems"] == ""]
 
     @property
     def baseline(self) -> str:
@@ -129,22 +117,9 @@ class Study:
         return str(self._of_baseline["first_role"].iloc[0])
 
     @property
-    def whole_metrics(self) -> pd.DataFrame:
-        """The metrics of the runs without a problem."""
-        return self.metrics.merge(self.whole[RUN].drop_duplicates(), on=RUN)
-
-    @property
-    def whole_held_out(self) -> pd.DataFrame:
-        """The held-out rows of the runs without a problem, and of the base."""
-        whole = set(runs_of(self.whole))
-        counts = [run in whole or run == (BASE, None) for run in runs_of(self.held_out)]
-        return self.held_out[pd.Series(counts, index=self.held_out.index, dtype=bool)]
-
-    @property
     def ended_early(self) -> pd.DataFrame:
         """The runs that a guard or a callback has ended before their planned iterations."""
-        is_short = (self.whole["iterations"] < self.whole["planned"]).fillna(False)
-        return self.whole[is_short | (self.whole["stopped_by"] != "")]
+        return self.runs[self.runs["stopped_by"] != ""]
 
     def of_seeds(self, seeds: Sequence[int]) -> "Study":
         """The runs of some seeds, and the held-out rows of the base, which have none."""
@@ -162,8 +137,7 @@ class Study:
         Raises:
             UserError: no run has the role.
         """
-        roles = list(self.metrics["role"].unique())
-        expect(role in roles, "--role", f"one of {roles}", role)
+        one_of("--role", list(self.metrics["role"].unique()), role)
         metrics = self.metrics[self.metrics["role"] == role].assign(agent=role)
         return replace(self, metrics=metrics)
 
@@ -173,10 +147,9 @@ class Study:
         Raises:
             UserError: there is none of that name.
         """
+        one_of("--baseline", [*self.groups, *self.runs["family"].unique()], baseline)
         is_baseline = (self.runs["group"] == baseline) | (self.runs["family"] == baseline)
-        expect(bool(is_baseline.any()), "--baseline", f"one of {self.groups}", baseline)
-        runs = self.runs.assign(baseline=is_baseline)
-        return with_combined_reward(replace(self, runs=runs))
+        return with_combined_reward(replace(self, runs=self.runs.assign(baseline=is_baseline)))
 
     def of_runs(self, runs: Sequence[Run]) -> "Study":
         """The rows of some runs, in the order of `runs`."""
@@ -191,7 +164,7 @@ class Study:
 
     def base_of(self, name: str) -> str | None:
         """The baseline of a group: of a family the group of the same value; None if no such run ended."""
-        base = self.whole[self.whole["baseline"]]
+        base = self.runs[self.runs["baseline"]]
         if self._baseline_is_family:
             value = self.runs.loc[self.runs["group"] == name, "value"].iloc[0]
             base = base[(base["value"] == value) | (base["value"] == "")]
@@ -205,111 +178,59 @@ class Study:
         )
 
 
-def of_records(
-    records: Sequence[Record],
-    over: str | None = None,
-    baseline: str | None = None,
-    families: Sequence[str] | None = None,
-) -> Study:
-    """The frames of runs.
+def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
+    """The frames of a run that has ended. The combined reward is with its own eta.
 
     Args:
-        over: a dotted key whose values make groups of one family.
-        baseline: the group, or the family, that others are measured against; default, the first with one agent, or
-            the first.
-        families: a name for each run; default: from the settings.
+        columns: of `runs`, beside what the folder says: `group`, `family`, ...
 
     Raises:
-        UserError: no run has ended, runs of one name differ in more than their seed, or there is no such baseline.
+        UserError: it is no run's folder, or the run has not ended.
     """
-    _check_names(records)
-    groups = group(records, over, families)
-    whole = [i for i, record in enumerate(records) if not record.problems]
-    if not whole:
-        raise UserError(f"runs: expected at least one that ended, got {folders(records)}")
-    if baseline is None:
-        baseline = _default_baseline([records[i] for i in whole], [groups[i] for i in whole], over)
-    elif not any(baseline in groups[i][:2] for i in whole):
-        names = list(dict.fromkeys(groups[i].name for i in whole))
-        raise UserError(f"baseline: expected one of {names}, got {baseline!r}")
-
-    members: dict[str, list[Record]] = {}
-    for record, of in zip(records, groups, strict=True):
-        members.setdefault(of.name, []).append(record)
-    keys = varying([typical(runs) for runs in members.values()], ("seed",))
-    study = join(
-        [
-            of_run(record, of, over, baseline in (of.name, of.family), keys)
-            for record, of in zip(records, groups, strict=True)
-        ]
-    )
-    study.records = list(records)
-    return study
-
-
-def _check_names(records: Sequence[Record]) -> None:
-    """Raises a UserError if two folders have one name, by which tables and texts know a run."""
-    by_name: dict[str, Path] = {}
-    for record in records:
-        other = by_name.setdefault(record.folder.name, record.folder)
-        if other != record.folder:
-            raise UserError(
-                f"runs: expected folders of different names, got {str(other)!r} and {str(record.folder)!r}; rename one"
-            )
-
-
-def of_run(
-    record: Record, of: Group, over: str | None, is_baseline: bool, keys: Sequence[str]
-) -> Study:
-    """The frames of one run, with its values of the settings `keys`. The combined reward is with its own eta."""
-    settings = flat(record.settings)
-    seed = record.settings["seed"]
+    settings = read_settings(folder)
+    if not (folder / "summary.json").exists():
+        raise UserError(f"{folder}: expected a run that has ended, got one without a summary.json")
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    recorded = read_rows(folder / "metrics.jsonl")
+    fingerprint = settings.get("fingerprint") or {}
     row = {
-        **dict.fromkeys(FACTS, ""),
-        **described(record.settings, of, over, is_baseline, keys),
-        "run": record.folder.name,
-        "version": settings.get("versions.commit", "unknown"),
-        "iterations": record.iterations,
-        "planned": record.settings["iterations"],
-        "seconds": None,
-        "megabytes": None,
-        "problems": "; ".join(record.problems),
-        "stopped_by": record.stopped_by,
-        **{key: str(settings.get(key, "")) for key in FINGERPRINT},
+        **columns,
+        "run": folder.name,
+        "version": (settings.get("versions") or {}).get("commit", "unknown"),
+        "iterations": 1 + max(values["iteration"] for values in recorded),
+        "planned": settings["iterations"],
+        "megabytes": _megabytes(folder),
+        "stopped_by": summary.get("stopped_by", ""),
+        **{f"fingerprint.{key}": str(fingerprint.get(key, "")) for key in FINGERPRINT},
     }
-    optional = [key for key in OPTIONAL if any(key in values for values in record.rows)]
-    columns = [*PER_ROLE, *optional]
+    optional = [key for key in OPTIONAL if any(key in values for values in recorded)]
+    keys = ["iteration", "agent", "role", *STORED, *optional]
     rows = [
-        {"group": of.name, "seed": seed, **{key: values.get(key) for key in columns}}
-        for values in record.rows
+        {"group": row["group"], "seed": row["seed"], **{key: values.get(key) for key in keys}}
+        for values in recorded
     ]
-    return assemble(pd.DataFrame([row]), pd.DataFrame(rows, columns=[*RUN, *columns]))
+    return assemble(pd.DataFrame([row]), pd.DataFrame(rows))
 
 
-def described(
-    settings: Mapping[str, Any], of: Group, over: str | None, is_baseline: bool, keys: Sequence[str]
-) -> dict[str, Any]:
-    """The columns of `runs` that follow from a run's settings and its group."""
+def _megabytes(folder: Path) -> float:
+    """The size of a run's files, without checkpoints, which are removed."""
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    kept = [file for file in files if "checkpoints" not in file.relative_to(folder).parts]
+    return round(sum(file.stat().st_size for file in kept) / 1e6, 3)
+
+
+def described(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The columns of `runs` that follow from a run's settings."""
     values = flat(settings)
+    roles = settings.get("roles") or [{}]
     return {
-        "group": of.name,
-        "family": of.family,
-        "over": over or "",
-        "value": "" if of.value is None else str(of.value),
         "seed": settings["seed"],
-        "baseline": is_baseline,
-        "first_role": _first_role(settings),
+        "first_role": roles[0].get("name") or role_name(0),  # answers the query alone
         "fixed_roles": values["cory.exchange"] == "none" or values["cory.exchange_period"] == 0,
         "eta": values["ppo.init_kl_coef"],
         "kl_bound": values["guards.kl_bound"],
-        **{key: shown(values.get(key, "")) for key in dict.fromkeys([*keys, LIMIT])},
+        LIMIT: str(values[LIMIT]),
     }
-
-
-def _first_role(settings: Mapping[str, Any]) -> str:
-    """The name of the role that answers the query alone."""
-    roles = settings.get("roles") or [{}]
-    return roles[0].get("name") or role_name(0)
 
 
 def assemble(
@@ -321,7 +242,7 @@ def assemble(
     """The study of some frames, with the combined reward; `final` is computed from the metrics where it is None."""
     runs = runs.astype(NUMBERS)
     if final is None:
-        final = final_values(metrics, runs[runs["problems"] == ""])
+        final = final_values(metrics, runs)
     if held_out is None:
         held_out = pd.DataFrame(columns=HELD_OUT)
     frames = [frame.astype({"seed": "Int64"}) for frame in (metrics, final, held_out)]
@@ -398,13 +319,6 @@ def with_share(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     return metrics.drop(columns="first").assign(share=share)
 
 
-def _default_baseline(records: Sequence[Record], groups: Sequence[Group], over: str | None) -> str:
-    alone = [i for i, record in enumerate(records) if single(record.settings)]
-    ppo = [i for i in alone if method(records[i].settings) == "PPO"]
-    first = groups[[*ppo, *alone, 0][0]]
-    return first.family if over else first.name
-
-
 def write_study(study: Study, folder: Path) -> None:
     """Writes the frames into a folder; of those without a row an earlier file is removed."""
     stored = {
@@ -427,36 +341,29 @@ def read_study(folder: Path) -> Study:
     """The frames of a folder that `write_study` wrote.
 
     Raises:
-        UserError: it has no runs.csv, or a file cannot be read.
+        UserError: it has no runs.csv.
     """
-    try:
-        runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
-        runs = runs.drop(columns="key", errors="ignore")  # older rows have one
-        if "first_role" not in runs:
-            runs["first_role"] = role_name(0)
-        if "fixed_roles" not in runs:
-            runs["fixed_roles"] = "False"
-        for key in ("stopped_by", "planned"):
-            if key not in runs:
-                runs[key] = ""
-        truths = {key: runs[key] == "True" for key in ("baseline", "fixed_roles")}
-        runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
-        # Names may be such as None, NA or 2.
-        as_text = dict.fromkeys(("group", "agent", "role", "answers"), str)
-        frames = [
-            pd.read_csv(folder / name, dtype=as_text, keep_default_na=False, na_values=[""])
-            if (folder / name).exists()
-            else None
-            for name in (METRICS_FILE, "final.csv", "held_out.csv")
-        ]
-        metrics, final, held_out = frames
-        if metrics is None:
-            metrics = pd.DataFrame(columns=[*RUN, *PER_ROLE])
-        return assemble(runs, metrics, final, held_out)
-    except (OSError, EOFError, zlib.error, ValueError, KeyError, IndexError) as error:
-        raise UserError(
-            f"expected a folder of results, with a runs.csv, got {str(folder)!r} ({error})"
-        ) from None
+    if not (folder / "runs.csv").is_file():
+        raise UserError(f"expected a folder of results, with a runs.csv, got {str(folder)!r}")
+    runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
+    runs = runs.drop(columns="key", errors="ignore")  # older rows have one
+    for key in ("stopped_by", "planned"):  # older rows lack them
+        if key not in runs:
+            runs[key] = ""
+    truths = {key: runs[key] == "True" for key in ("baseline", "fixed_roles")}
+    runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
+    # Names may be such as None, NA or 2.
+    as_text = dict.fromkeys(("group", "agent", "role", "answers"), str)
+    frames = [
+        pd.read_csv(folder / name, dtype=as_text, keep_default_na=False, na_values=[""])
+        if (folder / name).exists()
+        else None
+        for name in (METRICS_FILE, "final.csv", "held_out.csv")
+    ]
+    metrics, final, held_out = frames
+    if metrics is None:
+        metrics = pd.DataFrame(columns=[*RUN, "iteration", "agent", "role", *STORED])
+    return assemble(runs, metrics, final, held_out)
 
 
 def runs_of(frame: pd.DataFrame) -> list[Run]:
@@ -466,22 +373,19 @@ def runs_of(frame: pd.DataFrame) -> list[Run]:
 
 
 def join(studies: Sequence[Study]) -> Study:
-    """One study of several, with the baseline's eta.
-
-    Of a run that is in several, all rows are those of one: the first that has ended. Its folders keep a row each in
-    `runs`, by which a comparison tells that they are no repetitions.
-    """
-    ended_first = sorted(studies, key=lambda study: study.whole.empty)
-    runs = pd.concat([study.runs for study in studies]).drop_duplicates([*RUN, "run"])
-    frames = [runs.reset_index(drop=True)]
-    for name in FRAMES[1:]:
-        numbered = [
-            getattr(study, name).assign(study=number) for number, study in enumerate(ended_first)
-        ]
-        rows = pd.concat([frame for frame in numbered if len(frame)] or numbered[:1])
-        first = rows.groupby(RUN, dropna=False)["study"].transform("min")
-        frames.append(rows[rows["study"] == first].drop(columns="study").reset_index(drop=True))
+    """One study of several, of different runs, with the baseline's eta."""
+    frames = []
+    for name in FRAMES:
+        rows = [getattr(study, name) for study in studies]
+        frames.append(
+            pd.concat([frame for frame in rows if len(frame)] or rows[:1], ignore_index=True)
+        )
     return with_combined_reward(Study(*frames))
+
+
+def natural(names: Iterable[str]) -> list[str]:
+    """Agents' names in order: `agent_2` before `agent_10`."""
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 def metric_columns(held_out: pd.DataFrame) -> list[str]:

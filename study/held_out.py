@@ -10,9 +10,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from study.cells import TITLES, Rows, difference_cell, is_share, mean_cell
-from study.frame import BASE, TEAM, Study
+from study.frame import BASE, TEAM, Study, natural
 from study.intervals import difference
-from study.records import natural
 
 CALLS = {1: "one call", 2: "two calls"}
 OWN_KL_REWARD = "own_kl_reward"  # the combined reward with the KL of the last answer alone
@@ -74,7 +73,7 @@ def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
 
     Of a pair with fixed roles only the order in which it was trained counts.
     """
-    rows = study.whole_held_out
+    rows = study.held_out
     rows = rows[rows["calls"] == calls]
     fixed = study.runs.loc[study.runs["fixed_roles"], "group"].unique()
     swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training).astype(
@@ -99,7 +98,7 @@ def _in_the_order_of_training(answers: str) -> bool:
 def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str] = ()) -> Rows:
     """By group and way of answering (`agent_1`, `agent_2 after agent_1`, ...): metrics on held-out queries."""
     rows = []
-    all_rows = study.whole_held_out
+    all_rows = study.held_out
     for name in [BASE, *(groups or study.groups)]:
         of_group = all_rows[all_rows["group"] == name]
         for answers, values in of_group.groupby("answers", sort=False):
@@ -168,7 +167,7 @@ def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[floa
     for calls, title in CALLS.items():
         if answering.answers == title:
             return held_out_by_seed(study, metric, calls)[answering.group].dropna()
-    rows = study.whole_held_out
+    rows = study.held_out
     rows = rows[(rows["group"] == answering.group) & (rows["answers"] == answering.answers)]
     values = rows.set_index("seed")[metric].dropna()
     if not len(values):

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
+from scipy import stats
 
 LEVEL = 0.95
 FEWEST = 5  # seeds for a verdict
@@ -39,13 +39,11 @@ class Interval(NamedTuple):
         return value + half + unit
 
 
-def over_seeds(values: "Sequence[float] | pd.Series") -> Interval:
+def over_seeds(values: Sequence[float] | pd.Series) -> Interval:
     """The mean of one value per seed, and its interval by Student's t.
 
     A single seed has no interval, nor have values of which one is not finite.
     """
-    from scipy import stats  # here and below, as importing it takes a while
-
     values = [float(value) for value in values]
     n = len(values)
     if n == 0:
@@ -61,7 +59,7 @@ def over_seeds(values: "Sequence[float] | pd.Series") -> Interval:
     return Interval(mean, mean - half, mean + half, n, p)
 
 
-def difference(ours: "pd.Series", theirs: "pd.Series") -> Interval:
+def difference(ours: pd.Series, theirs: pd.Series) -> Interval:
     """The difference of two groups' means, by Student's t.
 
     Runs of one seed draw the same queries in the same order, so they are paired: the interval is that of the
@@ -77,8 +75,6 @@ def difference(ours: "pd.Series", theirs: "pd.Series") -> Interval:
     n = min(len(ours), len(theirs))
     if n < 2:
         return Interval(value, math.nan, math.nan, n)
-    from scipy import stats
-
     test = stats.ttest_ind(ours, theirs, equal_var=False)
     low, high = test.confidence_interval(LEVEL)
     return Interval(value, float(low), float(high), n, float(test.pvalue))
@@ -114,7 +110,7 @@ def holm(p_values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
     return rejected
 
 
-def geometric(values: "Sequence[float] | pd.Series") -> Interval:
+def geometric(values: Sequence[float] | pd.Series) -> Interval:
     """The geometric mean of one value per seed: Student's t on the logarithms. NaN where one is not above 0."""
     values = [float(value) for value in values]
     if not all(value > 0 for value in values):
@@ -123,7 +119,7 @@ def geometric(values: "Sequence[float] | pd.Series") -> Interval:
     return Interval(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n, logs.p)
 
 
-def ratio(ours: "pd.Series", theirs: "pd.Series") -> Interval:
+def ratio(ours: pd.Series, theirs: pd.Series) -> Interval:
     """The geometric mean of the ratios seed by seed, with its interval. NaN where a value is not above 0."""
     seeds = ours.index.intersection(theirs.index)
     both_positive = (ours[seeds] > 0) & (theirs[seeds] > 0)

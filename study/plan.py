@@ -1,12 +1,13 @@
 """The runs that an experiment's file defines at one of its scales."""
 
+import itertools
 import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from functools import cache, partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,50 @@ from cory.config import Config, blocks, changed
 from cory.errors import UserError, one_of
 from cory.evaluation.command import parse_settings
 from cory.own_task import OWN
+from cory.run.settings import FREE, differences
 from cory.task_kinds import TaskKind, kind_of_script
 from study.experiment_file import Experiment
-from study.groups import group_name, is_about_several, value_of
-from study.planned import Planned
-from study.records import flat
-from study.scripts import ROOT, checkout_file, is_module, start
 
+ROOT = Path(__file__).resolve().parent.parent  # the checkout, with its scripts and configurations
 LONGEST = 80  # letters of a group's name in the names of its folders
 
 
+@dataclass(frozen=True)
+class Planned:
+    """One run.
+
+    Args:
+        label: its name in the experiment's file.
+        group: of the runs that differ in their seed alone: the label, with the value of the experiment's key.
+        value: of the experiment's key `over`; None if it has none, or the key does not concern the run.
+        folder: where it is made.
+        settings: all of them.
+        command: that makes it, or continues it, in the folder `cwd`; None: the current one.
+        source: an experiment that has the same run, whose row is taken; None: there is none.
+    """
+
+    label: str
+    group: str
+    value: Any
+    folder: Path
+    settings: dict[str, Any]
+    command: list[str]
+    cwd: Path | None = ROOT
+    source: str | None = None
+
+    @property
+    def seed(self) -> int:
+        """Its seed."""
+        return self.settings["seed"]
+
+    @property
+    def log(self) -> Path:
+        """The output of the run and of its evaluation; each start adds to it."""
+        return Path(f"{self.folder}.log")
+
+
 def plan(
-    experiment: Experiment, scale_name: str, changes: dict[str, str], runs: Path
+    experiment: Experiment, scale_name: str, changes: Mapping[str, str], runs: Path
 ) -> list[Planned]:
     """All runs of an experiment at a scale.
 
@@ -38,14 +71,11 @@ def plan(
         UserError: there is no such scale, a key or a file is missing, a configuration is refused, or the experiment
             itself varies a key of `changes`.
     """
-    if scale_name not in experiment.scales:
-        raise UserError(f"scale: expected one of {list(experiment.scales)}, got {scale_name!r}")
+    one_of("scale", list(experiment.scales), scale_name)
     scale = experiment.scales[scale_name]
     for key in scale.needs:
         if key not in changes:
-            raise UserError(
-                f"scale {scale_name}: expected --set {key}=..., the name or folder to use, got none"
-            )
+            raise UserError(f"--set: expected {key}=..., the name or folder to use, got none")
     planned = []
     for label, runs_of_label in experiment.runs.items():
         if not runs_of_label.at or scale_name in runs_of_label.at:
@@ -54,17 +84,14 @@ def plan(
             except UserError as error:
                 raise UserError(f"runs.{label}: {error}") from None
     if not planned:
-        raise UserError(
-            f"scale: expected one at which the experiment has runs, got {scale_name!r}, which none has in its `at`"
-        )
+        raise UserError(f"scale: expected one at which the experiment has runs, got {scale_name!r}")
     _check_groups_differ(planned)
-    names = {name for item in planned for name in (item.of.name, item.label)}
-    if experiment.baseline and experiment.baseline not in names:
-        raise UserError(f"baseline: expected one of {sorted(names)}, got {experiment.baseline!r}")
+    if experiment.baseline:
+        names = sorted({name for item in planned for name in (item.group, item.label)})
+        one_of("baseline", names, experiment.baseline)
     if scale.evaluate:
         try:
-            trained = _kind(experiment.runs[planned[0].label].script)
-            _check_evaluation(shlex.split(scale.evaluate), planned[0], trained)
+            _check_evaluation(scale.evaluate, planned[0], experiment.runs[planned[0].label].script)
         except UserError as error:
             raise UserError(f"evaluate: {error}") from None
     return planned
@@ -72,29 +99,37 @@ def plan(
 
 def _check_groups_differ(planned: Sequence[Planned]) -> None:
     """Raises a UserError if two groups would have the same folders, or be the same runs."""
-    group_of: dict[str, str] = {}
+    for one, other in itertools.combinations(first_of_groups(planned), 2):
+        if one.folder == other.folder:
+            raise UserError(f"runs: expected names that make other folders than {one.folder.name}")
+        if one.settings == other.settings:
+            raise UserError(
+                f"runs: expected groups whose settings differ, got {one.group!r} and {other.group!r}"
+            )
+
+
+def first_of_groups(planned: Sequence[Planned]) -> list[Planned]:
+    """The first run of each group."""
+    firsts: dict[str, Planned] = {}
     for item in planned:
-        group = group_of.setdefault(item.folder.name, item.of.name)
-        if group != item.of.name:
-            raise UserError(
-                f"runs: expected groups whose names differ in their first {LONGEST} letters and digits, got {group!r} "
-                f"and {item.of.name!r}"
-            )
-        settings = json.dumps(flat(item.settings), sort_keys=True, default=str)
-        group = group_of.setdefault(settings, item.of.name)
-        if group != item.of.name:
-            raise UserError(
-                f"runs: expected groups whose settings differ, got {group!r} and "
-                f"{item.of.name!r}, which are the same"
-            )
+        firsts.setdefault(item.group, item)
+    return list(firsts.values())
 
 
-def _check_evaluation(command: Sequence[str], run: Planned, trained: TaskKind[Any]) -> None:
+def varied_keys(planned: Sequence[Planned]) -> list[str]:
+    """The dotted keys of the settings in which groups differ, of those that matter."""
+    pairs = itertools.combinations(first_of_groups(planned), 2)
+    keys = {key: None for a, b in pairs for key in differences(a.settings, b.settings, FREE)}
+    existing = {key for item in planned for key in flat(item.settings)}
+    return [key for key in keys if key in existing and key != "seed"]
+
+
+def _check_evaluation(command: str, run: Planned, trained_by: str) -> None:
     """Raises a UserError if the evaluation of a run would refuse its options.
 
     A script of the user's own is not asked.
     """
-    script, *options = command
+    script, *options = shlex.split(command)
     judge = None
     if is_module(script):
         one_of("script", ["cory.evaluation"], script)
@@ -106,8 +141,101 @@ def _check_evaluation(command: Sequence[str], run: Planned, trained: TaskKind[An
             return
     settings = parse_settings(judge, None, [str(run.folder), *options])
     for name in ("task", "model", "sampling"):
-        block = blocks(trained.config)[name]
+        block = blocks(_kind(trained_by).config)[name]
         changed(block(**run.settings[name]), flag_values(block, getattr(settings, name)))
+
+
+def _plan_runs(
+    experiment: Experiment, scale_name: str, label: str, changes: Mapping[str, str], runs: Path
+) -> Iterator[Planned]:
+    """The runs of one name, at all values and seeds. See `plan`."""
+    scale = experiment.scales[scale_name]
+    script = experiment.runs[label].script
+    flags = experiment.runs[label].flags | experiment.runs[label].at.get(scale_name, {})
+    file = str(flags.pop("config", scale.config))
+    of_file = flat(_settings(script, file))
+    usual = flat(_settings(script, scale.config))
+
+    concerns_several = experiment.over is not None and _is_about_several(experiment.over)
+    values: Sequence[Any] = scale.values or [None]
+    if experiment.over is None or (
+        concerns_several and is_single(_settings(script, file, *_flags(flags)))
+    ):
+        values = [None]
+    for value in values:
+        varied = flags if value is None else flags | {str(experiment.over): value}
+        for key in changes:
+            if key in varied or key == "seed" or of_file.get(key) != usual.get(key):
+                raise UserError(
+                    f"--set: expected keys that the experiment does not vary, got {key!r}"
+                )
+        all_flags = _flags({**scale.flags, **varied, **changes})
+        settings = _settings(script, file, *all_flags)
+        group = label
+        if experiment.over is not None and not (concerns_several and is_single(settings)):
+            value = flat(settings)[experiment.over]
+            if value is not None:
+                group = f"{label}, {experiment.over.split('.')[-1]} {value}"
+        for seed in scale.seeds:
+            folder = runs / scale_name / experiment.name / f"{_folder_name(group)}-seed{seed}"
+            command = [*start(script), "--config", file, *all_flags, f"--seed={seed}"]
+            command += ["--output", str(folder), "--resume", "auto"]
+            yield Planned(
+                label=label,
+                group=group,
+                value=value,
+                folder=folder,
+                settings=settings | {"seed": seed},
+                command=command,
+                cwd=None if is_module(script) else ROOT,
+                source=experiment.runs[label].from_,
+            )
+
+
+def is_single(settings: Mapping[str, Any]) -> bool:
+    """Whether one agent is trained alone, so that keys about several have no effect."""
+    cory = settings["cory"]
+    return cory["num_agents"] == 1 and cory.get("chain_length") in (None, 1)
+
+
+def _is_about_several(key: str) -> bool:
+    """Whether a key has an effect on several agents alone."""
+    return key == "branches" or (key.startswith("cory.") and key != "cory.reset_every")
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result
+
+
+def is_module(script: str) -> bool:
+    """Whether a script is run with `python -m`, from the current directory, and not from the checkout."""
+    return not script.endswith(".py")
+
+
+def start(script: str) -> list[str]:
+    """The beginning of the command that runs a script."""
+    return [sys.executable, *(["-m"] if is_module(script) else []), script]
+
+
+def checkout_file(name: str, what: str) -> Path:
+    """A script or configuration of the repository, by its path in there.
+
+    Raises:
+        UserError: it is missing, as in an installation without a checkout.
+    """
+    path = ROOT / name
+    if not path.is_file():
+        raise UserError(
+            f"{what}: expected a file of a checkout of the repository, got {name!r}, which {str(ROOT)!r} lacks"
+        )
+    return path
 
 
 def _kind(script: str) -> TaskKind[Any]:
@@ -115,74 +243,12 @@ def _kind(script: str) -> TaskKind[Any]:
     return OWN if is_module(script) else kind_of_script(script)
 
 
-def _plan_runs(
-    experiment: Experiment, scale_name: str, label: str, changes: dict[str, str], runs: Path
-) -> Iterator[Planned]:
-    """The runs of one name, at all values and seeds. See `plan`."""
-    scale = experiment.scales[scale_name]
-    script = experiment.runs[label].script
-    flags = experiment.runs[label].flags | experiment.runs[label].at.get(scale_name, {})
-    file = str(flags.pop("config", scale.config))
-    of_file = _settings(script, file)
-    method = _method(script, file, flags)
-
-    values: Sequence[Any] = scale.values or [None]
-    if experiment.over is None or (is_about_several(experiment.over) and method == "ppo"):
-        values = [None]
-    for value in values:
-        varied = flags if value is None else flags | {str(experiment.over): value}
-        for key in changes:
-            usual = _settings(script, scale.config)
-            if key in varied or key == "seed" or _get(of_file, key) != _get(usual, key):
-                expected = f"keys that the experiment does not vary, as it does for {label!r}"
-                raise UserError(f"--set: expected {expected}, got {key!r}")
-        all_flags = _flags({**scale.flags, **varied, **changes})
-        settings = _settings(script, file, *all_flags)
-        group = group_name(label, experiment.over, value_of(settings, experiment.over))
-        for seed in scale.seeds:
-            folder = runs / scale_name / experiment.name / f"{_folder_name(group)}-seed{seed}"
-            command = [*start(script), "--config", file, *all_flags, f"--seed={seed}"]
-            command += ["--output", str(folder), "--resume", "auto"]
-            yield Planned(
-                label=label,
-                folder=folder,
-                settings=settings | {"seed": seed},
-                command=command,
-                minutes=_work(settings) / _work(of_file) * scale.minutes.get(method, 0.0),
-                cwd=None if is_module(script) else ROOT,
-                over=experiment.over,
-                source=experiment.runs[label].from_,
-                fingerprint=partial(_fingerprint, file, *all_flags) if is_module(script) else dict,
-            )
-
-
-def _method(script: str, file: str, flags: dict[str, Any]) -> str:
-    """Of a run, by which the experiment's file says its minutes: `ppo`, where a single agent is trained, or `cory`."""
-    if not is_module(script):
-        return Path(script).stem
-    return "ppo" if _settings(script, file, *_flags(flags))["cory"]["num_agents"] == 1 else "cory"
-
-
-def _work(settings: dict[str, Any]) -> float:
-    """What a run computes, up to a factor of its model."""
-    ppo = settings["ppo"]
-    return settings["iterations"] * ppo["batch_size"] * (4 + 6 * ppo["ppo_epochs"])
-
-
-def _flags(values: dict[str, Any]) -> list[str]:
+def _flags(values: Mapping[str, Any]) -> list[str]:
     return [f"--{key}={_text(value)}" for key, value in values.items()]
 
 
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _get(settings: dict[str, Any], key: str) -> Any:
-    """A setting by its dotted key; an empty mapping where there is none, which the parser then refuses by name."""
-    value: Any = settings
-    for part in key.split("."):
-        value = value.get(part, {}) if isinstance(value, dict) else {}
-    return value
 
 
 def _folder_name(group: str) -> str:
@@ -216,13 +282,3 @@ def _config(script: str, file: str, *flags: str) -> Config:
     kind = kind_of_script(script)
     single_agent = Path(script).stem == "ppo"
     return load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)
-
-
-@cache
-def _fingerprint(file: str, *flags: str) -> dict[str, Any]:
-    """What a run of an own task would record of its reward and data, which do not depend on the seed.
-
-    The files of its rewards are run, as they are to train.
-    """
-    config = load(OWN.config, None, ["--config", file, *flags])
-    return OWN.make_task(config).fingerprint()

@@ -1,4 +1,4 @@
-"""Figures of comparisons and of evaluations."""
+"""Figures of experiments and of evaluations. A band or a bar is a 95 % interval by Student's t over seeds."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,95 +14,101 @@ from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
 from cory.run.folder import write_bytes
-from cory.run.plots import COLOURS, CURVE_TITLES, SMOOTHING, colours
+from cory.run.plots import colours
+from study.cells import TITLES
 from study.comparison import labels, points
 from study.equal_reward import common_levels, kl_at, running_means
-from study.frame import BASE, Study, passes
+from study.frame import BASE, LAST, Study, natural, passes
 from study.held_out import CALLS, held_out_by_seed
 from study.intervals import geometric, nondominated, over_seeds
-from study.records import natural
 
 LINES = ("-", "--", ":", "-.")
 PANELS = 4  # in a row of a figure
 MOST_CURVES = 8  # in one panel
 FEWEST_IN_A_BAND = 3  # runs; the interval of two is so wide that it hides all else
+PPO, CORY = colours(2)
 # Of groups of one agent and of several in small multiples, and of what a panel is compared with.
-SINGLE = {"color": COLOURS[0], "ls": "--", "marker": "D"}
-SEVERAL = {"color": COLOURS[1], "ls": "-", "marker": "o"}
+SINGLE = {"color": PPO, "ls": "--", "marker": "D"}
+SEVERAL = {"color": CORY, "ls": "-", "marker": "o"}
 GREY = {"color": "0.7", "zorder": 1}
-HELD_OUT = {"task_reward": "task reward", "team_reward": "team reward", "chain_kl": "KL to base (nats)",
-            "combined_reward": "combined reward", "distinct_2": "distinct-2"}  # fmt: skip
+CURVES = ("task_reward", "kl", "combined_reward")
+HELD_OUT = ("task_reward", "team_reward", "chain_kl", "combined_reward", "distinct_2")
+
+
+def palette(names: Sequence[str]) -> dict[str, Any]:
+    """A colour for each group: PPO's and CORY's are the same on every figure, the others' follow in their order.
+
+    Where only variants of a method are shown, such as `CORY, causal`, the first of them has its colour.
+    """
+    colour_of = {}
+    for method, colour in (("PPO", PPO), ("CORY", CORY)):
+        variants = [name for name in names if name.partition(", ")[0] == method]
+        if variants:
+            colour_of[method if method in names else variants[0]] = colour
+    others = [name for name in dict.fromkeys(names) if name not in colour_of]
+    return colour_of | dict(zip(others, colours(2 + len(others))[2:], strict=True))
 
 
 def plot_curves(study: Study, path: Path) -> None:
     """Task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs.
 
     Where runs have different lengths, the mean ends with the shortest, as those that go on may be the better ones; from
-    there each has a thin line. More curves than can be told apart become small multiples (`panels`).
+    there each has a thin line. More curves than can be told apart become a row for each of `panels`; what they are
+    compared with is grey, the mean over its agents.
     """
     of_agent = labels(study)
-    if len(of_agent) > MOST_CURVES:
-        _plot_curves_in_rows(study, path)
-        return
-    # Those of one agent first, so that PPO and CORY have the colours of the other figures, whichever was named first.
-    in_order = sorted(study.groups, key=lambda name: _style(study, name) is SEVERAL)
-    figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.8), layout="constrained")
-    for name, agent in sorted(of_agent, key=lambda key: study.groups.index(key[0])):
-        agents = _agents(study, name)
-        position = agents.index(agent)
-        # Methods have a colour each and their agents a line style; the agents of a single method have colours.
-        number = in_order.index(name) if len(in_order) > 1 else position
-        style = {"color": colours(number + 1)[-1], "ls": LINES[position % len(LINES)]}
-        for axis, metric in zip(axes, CURVE_TITLES, strict=True):
-            _curve(axis, _by_iteration(study, name, agent, metric), of_agent[name, agent], style)
-    for axis, title in zip(axes, CURVE_TITLES.values(), strict=True):
-        axis.set(title=title, xlabel="iteration")
-        _over_iterations(axis)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(
-        handles,
-        names,
-        loc="outside lower center",
-        ncols=min(4, len(names)),
-        frameon=False,
-        fontsize=8,
-    )
-    save(figure, path)
-
-
-def _plot_curves_in_rows(study: Study, path: Path) -> None:
-    """The same with a row for each of `panels`; what they are compared with is grey, the mean over its agents."""
-    of_agent = labels(study)
     with_metrics = set(study.metrics["group"])
-    first, *others = panels(study, [name for name in study.groups if name in with_metrics])
+    groups = [name for name in study.groups if name in with_metrics]
+    if len(of_agent) > MOST_CURVES:
+        rows = panels(study, groups)
+        colour_of = {name: _style(study, name)["color"] for name in groups}
+        size = (11, 0.7 + 1.7 * len(rows))
+    else:
+        rows = [groups]
+        colour_of = palette(groups)
+        size = (13, 3.8)
     figure, axes = plt.subplots(
-        1 + len(others), len(CURVE_TITLES), figsize=(11, 0.7 + 1.7 * (1 + len(others))),
-        layout="constrained", sharex=True, sharey="col", squeeze=False,
-    )  # fmt: skip
-    for row, names in zip(axes, [first, *others], strict=True):
-        for axis, metric in zip(row, CURVE_TITLES, strict=True):
-            for name in first if names is not first else []:
+        len(rows),
+        len(CURVES),
+        figsize=size,
+        layout="constrained",
+        sharex=True,
+        sharey="col",
+        squeeze=False,
+    )
+    for row, names in zip(axes, rows, strict=True):
+        for axis, metric in zip(row, CURVES, strict=True):
+            for name in rows[0] if names is not rows[0] else []:
                 runs = _by_iteration(study, name, None, metric)
                 means = _smooth(runs).loc[: _shortest(runs)].mean(axis=1)
                 line = "-" if _style(study, name) is SINGLE else ":"
                 axis.plot(means, lw=1.6, label=f"{name}, as above", **{**GREY, "ls": line})
             for name in names:
                 for position, agent in enumerate(_agents(study, name)):
-                    style = {
-                        "color": _style(study, name)["color"],
-                        "ls": LINES[position % len(LINES)],
-                    }
-                    _curve(
-                        axis,
-                        _by_iteration(study, name, agent, metric),
-                        of_agent[name, agent],
-                        style,
-                    )
-            _over_iterations(axis)
-        row[0].legend(frameon=False, fontsize=8, loc="lower right", borderaxespad=0)
-    for axis, title in zip(axes[0], CURVE_TITLES.values(), strict=True):
-        axis.set_title(title, fontsize=10)
-    figure.supxlabel("iteration", fontsize=9)
+                    style = {"color": colour_of[name], "ls": LINES[position % len(LINES)]}
+                    runs = _by_iteration(study, name, agent, metric)
+                    _curve(axis, runs, of_agent.get((name, agent), name), style)
+            axis.margins(x=0.01)
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+            _without_frame(axis)
+        if len(rows) > 1:
+            row[0].legend(frameon=False, fontsize=8, loc="lower right", borderaxespad=0)
+    for axis, metric in zip(axes[0], CURVES, strict=True):
+        axis.set_title(TITLES[metric], fontsize=10)
+    if len(rows) == 1:
+        for axis in axes[0]:
+            axis.set_xlabel("iteration")
+        handles, names = axes[0, 0].get_legend_handles_labels()
+        figure.legend(
+            handles,
+            names,
+            loc="outside lower center",
+            ncols=min(4, len(names)),
+            frameon=False,
+            fontsize=8,
+        )
+    else:
+        figure.supxlabel("iteration", fontsize=9)
     save(figure, path)
 
 
@@ -120,7 +126,7 @@ def _by_iteration(study: Study, name: str, agent: str | None, metric: str) -> pd
 
 
 def _smooth(runs: pd.DataFrame) -> pd.DataFrame:
-    return runs.rolling(SMOOTHING, min_periods=1).mean().where(runs.notna())
+    return runs.rolling(LAST, min_periods=1).mean().where(runs.notna())
 
 
 def _shortest(runs: pd.DataFrame) -> int:
@@ -148,20 +154,14 @@ def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any])
         )
 
 
-def _over_iterations(axis: Axes) -> None:
-    axis.margins(x=0.01)
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
-    _without_frame(axis)
-
-
-def plot_paths(study: Study, path: Path, role: str | None = None) -> None:
+def plot_paths(study: Study, path: Path, role: str) -> None:
     """KL over task reward on the way of the training: two groups on one line pay the same KL for a task reward.
 
-    Of a role, by default the one that answers the query alone: the geometric mean of its KL where its task reward first
+    Of a role: the geometric mean of its KL where its task reward first
     reaches a level, up to the last level that nine in ten runs reach, and a marker at the end of training. The groups
     of the first panel are grey in the others (`panels`).
     """
-    means = running_means(study, role or study.first_role)
+    means = running_means(study, role)
     first, *others = panels(study, [name for name in study.groups if name in set(means["group"])])
     down = math.ceil((1 + len(others)) / PANELS)
     across = math.ceil((1 + len(others)) / down)
@@ -229,7 +229,7 @@ def _style(study: Study, name: str) -> dict[str, Any]:
 
 def plot_held_out(study: Study, path: Path) -> None:
     """Metrics on held-out queries by group, in one call and in two: means over seeds with their 95 % intervals."""
-    metrics = {key: title for key, title in HELD_OUT.items() if key in study.held_out}
+    metrics = {key: TITLES[key] for key in HELD_OUT if key in study.held_out}
     ks = passes(study)
     metrics |= {f"pass@{k}": f"pass@{k}" for k in ks[:1] + ks[1:][-1:]}
     plot_bars(_held_out_rows(study, metrics), metrics, path)
@@ -257,6 +257,13 @@ def _held_out_rows(study: Study, metrics: Iterable[str]) -> list[dict[str, Any]]
     return rows
 
 
+def _group_of(name: str) -> str:
+    """The group of a row's name, such as `PPO, one call`; a model's own name in an evaluation."""
+    for calls in CALLS.values():
+        name = name.removesuffix(f", {calls}")
+    return name
+
+
 def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], path: Path) -> None:
     """One panel per metric, four in a row, with one bar and its 95 % interval per row of the table.
 
@@ -265,6 +272,7 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
         metrics: key to title.
     """
     names = [row["name"] for row in rows]
+    colour_of = palette([_group_of(name) for name in names])
     across = min(PANELS, len(metrics))
     down = -(-len(metrics) // across)
     size = (2.0 + 2.4 * across, down * (0.26 * len(rows) + 0.9))
@@ -280,7 +288,7 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
             names,
             values,
             xerr=errors,
-            color=COLOURS[1],
+            color=[colour_of[_group_of(name)] for name in names],
             height=0.6,
             error_kw={"lw": 1, "capsize": 3},
         )
@@ -303,7 +311,8 @@ def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: P
     figure, axis = plt.subplots(
         figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained"
     )
-    for row, colour in zip(rows, colours(len(rows)), strict=True):
+    colour_of = palette([_group_of(row["name"]) for row in rows])
+    for row in rows:
         values = [row[f"pass@{k}"] for k in ks]
         errors = [row[f"pass@{k}_ci"] for k in ks]
         style = "--" if " after " in row["name"] or row["name"].endswith(CALLS[2]) else "-"
@@ -317,7 +326,7 @@ def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: P
             ms=3,
             lw=1.4,
             capsize=2,
-            color=colour,
+            color=colour_of[_group_of(row["name"])],
         )
     axis.set(xlabel="k", ylabel="pass@k")
     axis.set_xscale("log", base=2)
@@ -339,9 +348,10 @@ def plot_over(study: Study, path: Path) -> None:
     numeric = bool(numbers.notna().all())
     x_of = dict(zip(values, numbers if numeric else range(len(values)), strict=True))
     families = list(runs["family"].unique())
-    figure, axes = plt.subplots(1, len(CURVE_TITLES), figsize=(13, 3.6), layout="constrained")
-    for axis, (metric, title) in zip(axes, CURVE_TITLES.items(), strict=True):
-        for family, colour in zip(families, colours(len(families)), strict=True):
+    colour_of = {family: palette(families)[family] for family in families}
+    figure, axes = plt.subplots(1, len(CURVES), figsize=(13, 3.6), layout="constrained")
+    for axis, metric in zip(axes, CURVES, strict=True):
+        for family, colour in colour_of.items():
             of_family = (
                 runs[runs["family"] == family].groupby("value", sort=False)[metric].agg(over_seeds)
             )
@@ -360,7 +370,7 @@ def plot_over(study: Study, path: Path) -> None:
         if not numeric or len(values) <= 6:
             axis.set_xticks(list(x_of.values()), values)
             axis.set_xticks([], minor=True)
-        axis.set(title=title, xlabel=study.over)
+        axis.set(title=TITLES[metric], xlabel=study.over)
         _without_frame(axis)
     axes[0].legend(frameon=False, fontsize=9)
     save(figure, path)
@@ -371,8 +381,9 @@ def plot_frontier(study: Study, path: Path) -> None:
     runs = points(study)
     runs["kl"] = -runs["kl"]
     families = list(runs["family"].unique())
+    colour_of = {family: palette(families)[family] for family in families}
     figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
-    for family, colour in zip(families, colours(len(families)), strict=True):
+    for family, colour in colour_of.items():
         of_family = runs[runs["family"] == family]
         by_value = of_family.groupby("value", sort=False)[["task_reward", "kl"]].agg(over_seeds)
         rewards, kls = by_value["task_reward"], by_value["kl"]

@@ -1,84 +1,57 @@
-"""Writes report.html: of a run, of an evaluation (also as Markdown, with a figure), or of several together.
+"""Writes report.html: of runs and evaluations, with an evaluation's tables also as Markdown, and a figure.
 
     python -m study.report runs/imdb_cory_tiny                            # one run: report.html in its folder
-    python -m study.report 'runs/imdb_*' --out report.html                # several runs and evaluations in one file
+    python -m study.report runs/imdb_* --out report.html                  # several runs and evaluations in one file
     python -m study.report runs/evaluation-imdb_cory_tiny                 # evaluation.md, its figure and report.html
 
-Runs whose settings differ in their seed alone form a group. A single run need not have ended. docs/report.md shows the
-page.
+A run need not have ended. `study.compare` compares runs. docs/report.md shows the page.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from cory.command import Arguments, main
 from cory.evaluation.command import read_responses
-from cory.plural import counted
 from cory.run.folder import write_text
-from cory.run.report import NAME, Page, Table, render, run_page, write_or_warn
+from cory.run.report import NAME, Page, evaluation_page, render, run_page
 from cory.run.tables import interval_rows
-from study import comparison, held_out
-from study.caveats import caveats
-from study.cells import TITLES
-from study.evaluated import OVER_SEEDS, evaluation_markdown, rows_over_seeds
-from study.frame import Study, of_records
-from study.groups import find, method
-from study.records import read
+from study.cells import markdown_table
+from study.intervals import over_seeds
+
+DIFFERENCES = 5  # queries shown for each model that differs from the base
+OVER_SEEDS = "Mean ± half-width of the 95 % interval over seeds; a model without seeds has its own, as below."
+OVER_QUERIES = "Mean ± half-width of the 95 % interval over queries."
+Row = Mapping[str, Any]
 
 
-def write_comparison_page(study: Study, path: Path, title: str, question: str = "") -> None:
-    """Writes the page of a comparison. Warns if that fails, as its other files are written already."""
-    write_or_warn(path, partial(make_page, study, [], title, question))
-
-
-def make_page(
-    study: Study | None, evaluations: Sequence[Path], title: str, question: str = ""
-) -> Page:
-    """The page of runs with their comparison, and of evaluations. Completions are those of each group's first run."""
-    page = Page(title, facts=[question] if question else [])
-    if study:
-        add_comparison(page, study)
-    for folder in evaluations:
-        evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        if over_seeds := rows_over_seeds(evaluation["rows"]):
-            rows = interval_rows(over_seeds, evaluation["titles"])
-            page.tables.append(Table("Held-out evaluation, over seeds", rows, OVER_SEEDS))
-        page.add_evaluation(folder)
+def make_page(folders: Sequence[Path]) -> Page:
+    """The page of runs and evaluations, one after the other; the completions of a query stand side by side."""
+    page = Page(folders[0].name if len(folders) == 1 else "Report")
+    for folder in folders:
+        is_evaluation = (folder / "evaluation.json").is_file()
+        part = evaluation_page(folder) if is_evaluation else run_page(folder, folder.name)
+        page.facts += part.facts
+        page.notes += [f"{folder.name}: {note}" for note in part.notes]
+        page.figures += part.figures
+        page.tables += [
+            table._replace(title=f"{folder.name}: {table.title}") for table in part.tables
+        ]
+        for chains in part.completions.values():
+            for title, chain in chains:
+                page.add_chain(title, chain)
     return page
-
-
-def add_comparison(page: Page, study: Study) -> None:
-    """Adds caveats, figures, tables and completions of a comparison."""
-    from cory.run.plots import svg  # here, as importing matplotlib takes a while
-    from study import plots
-
-    page.notes += caveats(study)
-    if len(study.metrics):
-        page.figures.append(svg(partial(plots.plot_curves, study)))
-    if len(study.held_out):
-        page.figures.append(svg(partial(plots.plot_held_out, study)))
-        metric = held_out.judged_by(study)
-        rows = held_out.held_out(study, metric)
-        title = f"Held out: {TITLES.get(metric, metric)}"
-        page.tables.append(Table(title, rows, held_out.NOTE.replace("*", "")))
-    note = f"{comparison.training_note(study)} {comparison.what_is_compared(study)}"
-    page.tables.append(Table("End of training", comparison.ends(study), note))
-    if settings := comparison.settings(study):
-        page.tables.append(Table("Settings that differ between groups", settings))
-
-    for name, runs in study.runs.groupby("group", sort=False):
-        ended = (runs["problems"] == "").sum()
-        page.facts.append(f"{name}: {ended} of {counted(len(runs), 'run')} ended")
-        first = runs["run"].iloc[0]
-        for record in study.records:
-            if record.folder.name == first:
-                page.add_samples(str(name), record.folder, record.samples)
 
 
 def write_report(folder: Path) -> None:
     """Writes evaluation.md, report.html, and evaluation.png or pass_at_k.png, into the folder of an evaluation."""
+    from cory.run.plots import svg  # here, as importing matplotlib takes a while
+    from study.plots import plot_bars, plot_pass_at_k
+
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     responses = read_responses(folder)
     rows = evaluation["rows"]
@@ -87,57 +60,133 @@ def write_report(folder: Path) -> None:
     records = {
         row["name"]: [responses[row["name"], i] for i in range(len(queries))] for row in rows
     }
-    text = evaluation_markdown(
-        rows,
-        titles,
-        evaluation.get("costs", {}),
-        queries,
-        records,
-        evaluation["settings"]["shown"],
-    )
+    shown = evaluation["settings"]["shown"]
+    costs = evaluation.get("costs", {})
+    text = evaluation_markdown(rows, titles, costs, queries, records, shown)
     write_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
 
-    from cory.run.plots import svg
-    from study.plots import plot_bars, plot_pass_at_k
-
-    shown = rows_over_seeds(rows) or rows
+    drawn = rows_over_seeds(rows) or rows
     # There is no pass@k of rewards other than 0 and 1.
-    ks = [k for k in evaluation["settings"]["ks"] if all(f"pass@{k}" in row for row in shown)]
+    ks = [k for k in evaluation["settings"]["ks"] if all(f"pass@{k}" in row for row in drawn)]
     if ks:
-        name, draw = "pass_at_k.png", partial(plot_pass_at_k, shown, ks)
+        name, draw = "pass_at_k.png", partial(plot_pass_at_k, drawn, ks)
     else:
-        name, draw = "evaluation.png", partial(plot_bars, shown, titles)
+        name, draw = "evaluation.png", partial(plot_bars, drawn, titles)
     draw(folder / name)
-    page = make_page(None, [folder], folder.name)
+    page = evaluation_page(folder)
     page.figures.append(svg(draw))
     write_text(folder / NAME, render(page))
     print(f"\nTables, texts and figure are in {folder}; {NAME} shows them")
 
 
+def rows_over_seeds(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Rows of models that differ in their run's seed alone (RUN-seed0/agent_1, RUN-seed1/agent_1, ...) as one row.
+
+    Args:
+        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
+
+    Returns:
+        rows of the same form; where several seeds are in one, its values are means over them, and `METRIC_ci` the
+        half-widths by Student's t; a model with one seed keeps its own interval. Empty if none has several.
+    """
+    frame = pd.DataFrame([dict(row) for row in rows])
+    metrics = [column.removesuffix("_ci") for column in frame.columns if column.endswith("_ci")]
+    without_interval = frame.columns.intersection(["calls"])  # the same for all seeds
+    groups = frame.groupby(
+        frame["name"].str.replace(r"-seed\d+(?=/|$)", "", regex=True), sort=False
+    )
+    if len(groups) == len(rows):
+        return []
+    result = []
+    for name, runs in groups:
+        seeds = len(runs)
+        row: dict[str, Any] = {"name": f"{name}, {seeds} seeds" if seeds > 1 else name}
+        row |= runs.iloc[0][without_interval].to_dict()
+        for metric in (metric for metric in metrics if runs[metric].notna().all()):
+            interval = over_seeds(runs[metric])
+            row[metric] = interval.value
+            row[f"{metric}_ci"] = (
+                interval.high - interval.value if seeds > 1 else float(runs[f"{metric}_ci"].iloc[0])
+            )
+        result.append(row)
+    return result
+
+
+def evaluation_markdown(
+    rows: Sequence[Row],
+    titles: Mapping[str, str],
+    costs: Mapping[str, str],
+    queries: Sequence[str],
+    records: Mapping[str, Sequence[Row]],
+    shown: int,
+) -> str:
+    """The tables of metrics, over seeds where there are several, of sample texts, and of what differs from the base.
+
+    Args:
+        titles: of the metrics. costs: of what a query costs, in a table of its own; empty without chains.
+        records: by model, for each query its `completions`, and `greedy` with `greedy_reward` where there is one.
+        shown: queries whose first responses are in the table.
+    """
+    grouped = rows_over_seeds(rows)
+    parts = [OVER_SEEDS, "", markdown_table(interval_rows(grouped, titles))] if grouped else []
+    if grouped and costs:
+        parts += [markdown_table(interval_rows(grouped, costs))]
+    samples = [
+        {
+            "query": query,
+            **{name: answers[i]["completions"][0] for name, answers in records.items()},
+        }
+        for i, query in enumerate(queries[:shown])
+    ]
+    parts += [OVER_QUERIES, "", markdown_table(interval_rows(rows, titles))]
+    if costs:
+        parts += ["Cost of a query:", "", markdown_table(interval_rows(rows, costs))]
+    parts.append(markdown_table(samples))
+    if "base" in records and all("greedy" in answers[0] for answers in records.values()):
+        parts += [
+            "## Where models differ from the base",
+            "",
+            markdown_table(differences(records, queries)),
+        ]
+    return "\n".join(parts)
+
+
+def differences(
+    records: Mapping[str, Sequence[Row]], queries: Sequence[str]
+) -> list[dict[str, str]]:
+    """Queries whose greedy answer earns more than the base's, and less, with both texts."""
+    rows = []
+    for name, answers in records.items():
+        pairs = list(zip(records["base"], answers, strict=True))
+        for sign, outcome in ((1, "better than the base"), (-1, "worse than the base")):
+            differ = [
+                (a, b) for a, b in pairs if sign * (b["greedy_reward"] - a["greedy_reward"]) > 0
+            ]
+            for a, b in differ[:DIFFERENCES]:
+                texts = {
+                    "query": queries[a["query"]],
+                    "its answer": b["greedy"],
+                    "base's answer": a["greedy"],
+                }
+                rows.append({"model": name, "": outcome, **texts})
+    return rows
+
+
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.report`: see the module."""
     parser = Arguments(__doc__)
-    parser.add_argument(
-        "folders", nargs="+", help="Folders of runs, or globs that match some; of evaluations"
-    )
+    parser.add_argument("folders", nargs="+", help="Folders of runs and evaluations")
     parser.add_argument(
         "--out", help="The file. Default: in a single folder, else runs/report.html"
     )
     args = parser.parse_args(argv)
-    evaluations = [Path(name) for name in args.folders if Path(name, "evaluation.json").is_file()]
-    patterns = [name for name in args.folders if Path(name) not in evaluations]
-    if evaluations and len(args.folders) == 1 and args.out is None:
-        write_report(evaluations[0])
+    folders = [Path(name) for name in args.folders]
+    if len(folders) == 1 and args.out is None and (folders[0] / "evaluation.json").is_file():
+        write_report(folders[0])
         return
-    runs = [read(path) for path in find(patterns)]
-    is_single = len(runs) == 1 and not evaluations
-    out = Path(args.out) if args.out else (runs[0].folder if is_single else Path("runs")) / NAME
-    if is_single:
-        page = run_page(runs[0].folder, method(runs[0].settings), runs[0].problems)
-    else:
-        page = make_page(of_records(runs) if runs else None, evaluations, "Report")
+    out = Path(args.out or (folders[0] if len(folders) == 1 else Path("runs")) / NAME)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_text(out, render(page))
+    write_text(out, render(make_page(folders)))
     print(f"Written to {out}")
 
 

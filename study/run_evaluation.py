@@ -3,18 +3,14 @@
 import json
 import shlex
 import shutil
-import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cory.errors import UserError
-from cory.evaluation.rows import run_agents
 from cory.run.folder import write_text
-from study.planned import Planned
-from study.processes import die_with_parent, environment
-from study.scripts import ROOT, is_module, start
+from study import engines
+from study.plan import ROOT, Planned, is_module, start
 
 FIRST = "first.json"  # which run is the first of an evaluation, and the command that evaluated it
 
@@ -25,7 +21,7 @@ class RunEvaluation:
 
     Args:
         command: the script and its options.
-        folder: where the evaluation of each run has a folder of its own, on this machine alone.
+        folder: where the evaluation of each run has a folder of its own.
         threads: of the script; None: as many as it takes.
     """
 
@@ -42,7 +38,7 @@ class RunEvaluation:
         Raises:
             UserError: the script failed.
         """
-        first = self._first()
+        first = self.first()
         if first is not None and first != item.folder:
             rows = self._evaluate(item, [str(first), str(item.folder), "--only", str(item.folder)])
             base = [row for row in self._rows_of(first) if "/" not in row["name"]]
@@ -52,50 +48,36 @@ class RunEvaluation:
         write_text(self.folder / FIRST, json.dumps(content))
         return rows
 
-    def needs_agents_of(self, item: Planned) -> bool:
-        """Whether a run's agents are needed by the evaluation of further runs, as it is their first."""
-        return self._first() == item.folder
-
-    def forget(self, item: Planned) -> None:
-        """Removes a run's held-out responses."""
-        shutil.rmtree(self._folder_of(item.folder))
-
-    def _first(self) -> Path | None:
+    def first(self) -> Path | None:
         """The run that was evaluated first, with the base, by the same command; None if there is none."""
-        try:
-            content = json.loads((self.folder / FIRST).read_text(encoding="utf-8"))
-            run = Path(content["run"])
-            if content["command"] == self.command and run_agents(run) and self._rows_of(run):
-                return run
-        except (OSError, ValueError, UserError):
-            pass
-        return None
+        if not (self.folder / FIRST).exists():
+            return None
+        content = json.loads((self.folder / FIRST).read_text(encoding="utf-8"))
+        run = Path(content["run"])
+        is_there = (run / "agent_1").exists() and self._result_of(run).exists()
+        return run if content["command"] == self.command and is_there else None
 
-    def _evaluate(self, item: Planned, arguments: Sequence[str]) -> list[dict[str, Any]]:
+    def folder_of(self, run: Path) -> Path:
+        """The folder of a run's evaluation."""
+        return self.folder / run.name
+
+    def _evaluate(self, item: Planned, arguments: list[str]) -> list[dict[str, Any]]:
         """Evaluates a run, with the output in its log. An evaluation of it that is there is made anew."""
-        folder = self._folder_of(item.folder)
+        folder = self.folder_of(item.folder)
         shutil.rmtree(folder, ignore_errors=True)
         script, *options = shlex.split(self.command)
         command = [*start(script), *arguments, *options, "--output", str(folder)]
-        with open(f"{item.folder}.log", "a", encoding="utf-8") as log:
-            done = subprocess.run(
-                command,
-                cwd=None if is_module(script) else ROOT,
-                stdout=log,
-                stderr=log,
-                env=environment(self.threads),
-                preexec_fn=die_with_parent,
-            )
-        if done.returncode:
-            raise UserError(
-                f"{self.command}: failed with status {done.returncode}, see {item.folder}.log"
-            )
+        cwd = None if is_module(script) else ROOT
+        status = engines.start(command, cwd, item.log, self.threads).wait()
+        if status:
+            raise UserError(f"evaluate: failed with status {status}, see {item.log}")
         return self._rows_of(item.folder)
 
     def _rows_of(self, run: Path) -> list[dict[str, Any]]:
-        path = self._folder_of(run) / "evaluation.json"
-        rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["rows"]
+        rows: list[dict[str, Any]] = json.loads(self._result_of(run).read_text(encoding="utf-8"))[
+            "rows"
+        ]
         return rows
 
-    def _folder_of(self, run: Path) -> Path:
-        return self.folder / run.name
+    def _result_of(self, run: Path) -> Path:
+        return self.folder_of(run) / "evaluation.json"

@@ -8,7 +8,8 @@ A table stands on a page between two comments, of which the first says how it is
     <!-- table: held_out imdb_noise_full_kl groups="PPO|CORY" -->
     <!-- end -->
 
-A page that is frozen (`study/frozen.py`) is left as it is.
+A page with a line such as `<!-- frozen: c0f7e9e -->`, the commit that made it, is left as it is: the code no longer has
+what it measures.
 
 Each takes a folder under results/; `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
 `groups` names the groups, `metric` or `metrics` (with commas) what is shown. `primary` has a row in any role and one of
@@ -20,18 +21,18 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.run.folder import write_text
-from study.cells import Rows
-from study.frozen import frozen_at
+from study import held_out
+from study.cells import Rows, markdown_table
+from study.collapse import collapses
+from study.comparison import beginnings_and_ends
+from study.equal_reward import primary as primary_comparisons
+from study.frame import Study, read_study
+from study.plan import ROOT
 
-if TYPE_CHECKING:
-    from study.frame import Study
-
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = (
     "README.md",
     "docs/*.md",
@@ -40,69 +41,74 @@ PAGES = (
     "examples/*/README.md",
 )
 TABLE = re.compile(r"^(<!-- table: ([^\n]*?) -->\n)(.*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE)
+FROZEN = re.compile(r"^<!-- frozen: (\w+) -->$", re.MULTILINE)
 
 
-def _study(source: str) -> "Study":
-    return _read(ROOT / "results" / source)
-
-
-@cache
-def _read(folder: Path) -> "Study":
-    from study.frame import read_study  # here and below, as importing pandas takes a second
-
-    return read_study(folder)
-
-
-def held_out(source: str, metric: str = "combined_reward", groups: str = "") -> Rows:
+def held_out_table(study: Study, metric: str = "combined_reward", groups: str = "") -> Rows:
     """Held out, by group: one call and two, with the differences to the baseline."""
-    from study import held_out
-
-    return held_out.held_out(_study(source), metric, _listed(groups, "|"))
+    return held_out.held_out(study, metric, _listed(groups, "|"))
 
 
-def held_out_by_agent(
-    source: str, metrics: str = "combined_reward", groups: str = "", answers: str = ""
+def held_out_by_agent_table(
+    study: Study, metrics: str = "combined_reward", groups: str = "", answers: str = ""
 ) -> Rows:
     """Held out, by group and way of answering; `answers` names some of these ways."""
-    from study import held_out
-
-    rows = held_out.held_out_by_agent(_study(source), _listed(metrics, ","), _listed(groups, "|"))
+    rows = held_out.held_out_by_agent(study, _listed(metrics, ","), _listed(groups, "|"))
     return _chosen(rows, "answers", answers)
 
 
-def rivals(source: str, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
+def rivals_table(study: Study, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
     """A chain, `GROUP: ANSWERS`, against rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
-    from study import held_out
-
     named = [held_out.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
-    return held_out.against_rivals(_study(source), named[0], named[1:], metric)
+    return held_out.against_rivals(study, named[0], named[1:], metric)
 
 
-def runs(source: str, groups: str = "") -> Rows:
+def runs_table(study: Study, groups: str = "") -> Rows:
     """The beginning and the end of training, by run."""
-    from study import comparison
-
-    rows = comparison.beginnings_and_ends(_study(source))
-    return _chosen(rows, "group", groups)
+    return _chosen(beginnings_and_ends(study), "group", groups)
 
 
-def primary(
-    source: str, pairs: str, levels: str, primary: str, roles: str = "", columns: str = ""
+def primary_table(
+    study: Study,
+    pairs: str,
+    levels: str,
+    primary: str,
+    roles: str = "",
+    columns: str = "",
 ) -> Rows:
     """Pairs of groups, in any role and in the first: the end, and KL where the fitted task reward reaches a level.
 
     `primary` names what is corrected for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
     """
-    from study import primary as comparisons
-
-    rows = comparisons.primary(
-        _study(source),
+    rows = primary_comparisons(
+        study,
         _listed_pairs(pairs),
         [float(level) for level in _listed(levels, ",")],
         _listed_pairs(primary),
         _listed(roles, "|"),
     )
-    return _with_columns(rows, columns)
+    shown = _listed(columns, "|") or list(rows[0])
+    return [{title: row[title] for title in shown} for row in rows]
+
+
+def collapses_table(study: Study, groups: str = "") -> Rows:
+    """The time to collapse, by group."""
+    return collapses(study, _listed(groups, "|"))
+
+
+KINDS: dict[str, Callable[..., Rows]] = {
+    "held_out": held_out_table,
+    "held_out_by_agent": held_out_by_agent_table,
+    "rivals": rivals_table,
+    "runs": runs_table,
+    "primary": primary_table,
+    "collapses": collapses_table,
+}
+
+
+@cache
+def _study(source: str) -> Study:
+    return read_study(ROOT / "results" / source)
 
 
 def _listed_pairs(text: str) -> list[tuple[str, str]]:
@@ -122,28 +128,6 @@ def _chosen(rows: Rows, column: str, names: str) -> Rows:
     return [row for row in rows if row[column] in values] if values else rows
 
 
-def _with_columns(rows: Rows, columns: str) -> Rows:
-    shown = _listed(columns, "|") or list(rows[0])
-    return [{title: row[title] for title in shown} for row in rows]
-
-
-def collapses(source: str, groups: str = "") -> Rows:
-    """The time to collapse, by group."""
-    from study import equal_reward
-
-    return equal_reward.collapses(_study(source), _listed(groups, "|"))
-
-
-KINDS: dict[str, Callable[..., Rows]] = {
-    "held_out": held_out,
-    "held_out_by_agent": held_out_by_agent,
-    "rivals": rivals,
-    "runs": runs,
-    "primary": primary,
-    "collapses": collapses,
-}
-
-
 def _listed(text: str, separator: str) -> list[str]:
     return [part.strip() for part in text.split(separator) if part.strip()]
 
@@ -154,8 +138,6 @@ def table(description: str) -> str:
     Raises:
         UserError: there is no such kind, source or key.
     """
-    from study.markdown import markdown_table
-
     try:
         kind, source, options = _parsed(description)
     except ValueError as error:  # such as a quotation mark that is not closed
@@ -166,12 +148,12 @@ def table(description: str) -> str:
         )
     try:
         _check_names(_study(source), options)
-        return markdown_table(KINDS[kind](source, **options))
+        return markdown_table(KINDS[kind](_study(source), **options))
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
 
 
-def _check_names(study: "Study", options: Mapping[str, str]) -> None:
+def _check_names(study: Study, options: Mapping[str, str]) -> None:
     """Raises a LookupError if options name a group, a role or a metric that is not there."""
     groups = _listed(options.get("groups", ""), "|")
     for pair in _listed_pairs(options.get("pairs", "")):
@@ -207,6 +189,12 @@ def pages(root: Path = ROOT) -> list[Path]:
     """The pages that may have tables, but for those that are frozen."""
     files = [path for pattern in PAGES for path in sorted(root.glob(pattern))]
     return [path for path in files if not frozen_at(path)]
+
+
+def frozen_at(page: Path) -> str | None:
+    """The commit that a page is frozen at; None: it is not, or there is no page."""
+    match = FROZEN.search(page.read_text(encoding="utf-8")) if page.is_file() else None
+    return match[1] if match else None
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

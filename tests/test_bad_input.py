@@ -28,7 +28,6 @@ from cory.task import Task
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig
 from imdb_train.task import queries
-from study.experiment import Engine
 
 PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
 
@@ -448,7 +447,6 @@ def test_agents_that_do_not_match_the_configuration(config):
     [
         ("cory.credit", CoryConfig, lambda name: assign_credit([torch.ones(4)] * 2, name)),
         ("cory.exchange", CoryConfig, lambda name: RoleSchedule(2, 5, exchange=name)),
-        ("--engine", Engine, lambda name: Engine(name)),
     ],
 )  # fmt: skip
 def test_unknown_names_are_refused_with_the_known_ones(where, known, use):
@@ -456,7 +454,4 @@ def test_unknown_names_are_refused_with_the_known_ones(where, known, use):
     with refuses(rf"^{where}: expected one of .+, got 'polynomial'") as error:
         use("polynomial")
     named = set(str(error.value).split("expected one of ")[1].split(", got ")[0].split(", "))
-    if known is Engine:
-        assert named == {"local", "ray"}
-        return
     assert named == set(get_args(get_type_hints(known)[where.split(".")[-1]]))

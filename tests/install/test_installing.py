@@ -91,7 +91,7 @@ import cory, gsm8k_train, imdb_train, study
 
 for package in (cory, gsm8k_train, imdb_train, study):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not module.name.endswith("__main__") and module.name != "study.ray_engine":
+        if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
 for name in cory.__all__:
     getattr(cory, name)

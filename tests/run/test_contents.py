@@ -15,8 +15,6 @@ from cory.roles import RolePrompts
 from cory.run.report import evaluation_page, render, run_page
 from cory.task import Task
 from cory.trainer import CoryTrainer
-from study.frame import of_records
-from study.records import read
 from study.report import command_line, make_page
 
 PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
@@ -151,19 +149,15 @@ def test_the_page_of_an_evaluation(tmp_path):
 
 
 def test_runs_and_evaluations_on_one_page(tmp_path):
-    for seed in range(2):
-        write_run(tmp_path / f"cory{seed}", seed, texts=["one"])
-        write_run(tmp_path / f"ppo{seed}", seed, agents=1, texts=["two"])
-    runs = [read(tmp_path / name) for name in ("cory0", "cory1", "ppo0", "ppo1")]
-    page = make_page(of_records(runs), [write_evaluation(tmp_path / "e")], "A title")
-    assert page.figures and page.facts == ["CORY: 2 of 2 runs ended", "PPO: 2 of 2 runs ended"]
-    settings = "Settings that differ between groups"
-    tables = {table.title: table for table in page.tables}
-    assert list(tables) == ["End of training", settings, "Held-out evaluation"]
-    assert list(tables[settings].rows[0].values()) == ["cory.num_agents", "2", "1"]
-    # Of each group's first run, and of the evaluation.
+    write_run(tmp_path / "cory0", texts=["one"])
+    write_run(tmp_path / "ppo0", agents=1, texts=["two"])
+    page = make_page([tmp_path / "cory0", tmp_path / "ppo0", write_evaluation(tmp_path / "e")])
+    assert len(page.figures) == 2
+    tables = [table.title for table in page.tables]
+    assert tables == ["cory0: Start and end", "ppo0: Start and end", "e: Held-out evaluation"]
+    # Side by side.
     evaluated = ["base", "run/agent_1", "run/agent_2", "run/agent_2 after run/agent_1"]
-    assert titles(page)["query 0"] == ["CORY · iteration 0", "PPO · iteration 0", *evaluated]
+    assert titles(page)["query 0"] == ["cory0 · iteration 0", "ppo0 · iteration 0", *evaluated]
 
 
 def test_the_command(tmp_path, monkeypatch):
@@ -172,16 +166,14 @@ def test_the_command(tmp_path, monkeypatch):
     write_run(tmp_path / "runs/b", seed=1)
     command_line(["runs/a"])  # a run that has not ended
     page = (tmp_path / "runs/a/report.html").read_text()
-    assert "incomplete: 20 of 20 iterations, and no summary.json" in page
-    command_line(["runs/*"])
-    assert "1 of 2 runs ended" in (tmp_path / "runs/report.html").read_text()
+    assert "20 of 20 iterations" in page
     write_evaluation(tmp_path / "runs/e")
     command_line(["runs/e"])
     for name in ("evaluation.md", "evaluation.png", "report.html"):
         assert (tmp_path / "runs/e" / name).exists()
     command_line(["runs/a", "runs/b", "runs/e", "--out", "new/all.html"])
     page = (tmp_path / "new/all.html").read_text()
-    assert "1 of 2 runs ended" in page and "Held-out evaluation" in page
+    assert "b: Start and end" in page and "e: Held-out evaluation" in page
     for argv in (["runs/none"], ["runs/a", "--nope"], []):
         with pytest.raises(UserError):
             command_line(argv)

@@ -19,9 +19,7 @@ from cory.roles import RolePrompts
 from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer
-from study.frame import of_records
-from study.records import read
-from study.report import make_page
+from study.compare import read_runs
 
 HELD_OUT = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # the reward of each iteration's evaluation
 
@@ -105,8 +103,8 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned, ca
     assert summary["stopped"] and summary["best"] == reached
     early = "ended early, after iteration 4 of 6, by guards.patience"
     assert early in (run / "report.html").read_text()
-    notes = make_page(of_records([read(run)]), [], "Report").notes
-    assert (f"CORY, run: {early}; tables are of the agents of the end, not of the best") in notes
+    (ended,) = read_runs([run]).ended_early.itertuples()
+    assert (ended.iterations, ended.planned, ended.stopped_by) == (4, 6, "guards.patience")
     assert ", 4 iterations" in (run / "agent_1/README.md").read_text()
 
     best = run / "best"

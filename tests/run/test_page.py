@@ -11,12 +11,11 @@ import pytest
 from conftest import PLOT_CURVES as plot_curves
 from written import write_evaluation, write_run
 
+from cory.run.folder import read_rows
 from cory.run.plots import svg
 from cory.run.report import NAME, Table, render, write_evaluation_report, write_run_report
 from cory.run.tables import printable
-from study.frame import of_records
-from study.records import read
-from study.report import make_page, write_comparison_page
+from study.report import make_page
 
 HACK = "window.hacked = 1"
 HOSTILE = [
@@ -73,9 +72,11 @@ def hostile_runs(tmp_path):
 
 @pytest.mark.usefixtures("drawn_figures")
 def test_nothing_acts(tmp_path):
-    runs = [read(folder) for folder in hostile_runs(tmp_path)]
-    page = make_page(of_records(runs), [], f"</title><script>{HACK}</script>")
-    rows = [row | {"agent": f"</svg><script>{HACK}</script>"} for row in runs[0].rows]
+    runs = hostile_runs(tmp_path)
+    page = make_page(runs)
+    page.title = f"</title><script>{HACK}</script>"
+    rows = read_rows(runs[0] / "metrics.jsonl")
+    rows = [row | {"agent": f"</svg><script>{HACK}</script>"} for row in rows]
     page.figures.append(svg(partial(plot_curves, rows)))
     for text in HOSTILE:
         step = {"role": text, "agent": text, "prompt": [{"role": text, "content": text}]}
@@ -102,14 +103,14 @@ def test_nothing_acts(tmp_path):
 
 
 def test_pages_link_to_nothing_and_run_one_script(tmp_path):
-    """A run, an evaluation and a comparison; the policy has the hash of the script."""
+    """A run, an evaluation and both; the policy has the hash of the script."""
     run = write_run(tmp_path / "a", texts=["one"])
     evaluation = write_evaluation(tmp_path / "e")
-    study = of_records([read(run), read(write_run(tmp_path / "b", agents=1))])
     write_run_report(run, "CORY")
     write_evaluation_report(evaluation)
-    write_comparison_page(study, tmp_path / "comparison.html", "A comparison")
-    for path in (run / NAME, evaluation / NAME, tmp_path / "comparison.html"):
+    both = render(make_page([run, evaluation]))
+    (tmp_path / "both.html").write_text(both)
+    for path in (run / NAME, evaluation / NAME, tmp_path / "both.html"):
         html = path.read_text()
         parsed = Parsed(html)
         (policy,) = (meta["content"] for meta in parsed.named("meta") if "http-equiv" in meta)
@@ -130,7 +131,7 @@ def test_pages_link_to_nothing_and_run_one_script(tmp_path):
 
 @pytest.mark.usefixtures("drawn_figures")
 def test_a_figure_is_the_same_text_each_time(tmp_path):
-    rows = read(write_run(tmp_path / "a")).rows
+    rows = read_rows(write_run(tmp_path / "a") / "metrics.jsonl")
     first = svg(partial(plot_curves, rows))
     assert first == svg(partial(plot_curves, rows)) and first.startswith("<svg ")
     assert "<metadata" not in first and ">task reward</text>" in first

@@ -10,9 +10,8 @@ from conftest import ROOT
 
 from cory.command import load
 from imdb_train.config import ImdbConfig
-from study.frame import FACTS, assemble, of_records
-from study.groups import find
-from study.records import read
+from study.compare import read_runs
+from study.frame import assemble
 
 BASE = asdict(load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [], single_agent=True))
 
@@ -72,9 +71,9 @@ def write_settings(folder, settings):
     (folder / "config.yaml").write_text(yaml.dump(settings, Dumper=yaml.CSafeDumper))
 
 
-def compared(tmp_path, **options):
+def compared(tmp_path):
     """The study of the runs in a folder."""
-    return of_records([read(path) for path in find([str(tmp_path / "*")])], **options)
+    return read_runs(sorted(path for path in tmp_path.iterdir() if path.is_dir()))
 
 
 def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
@@ -88,10 +87,18 @@ def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
                 "seed": seed,
                 "baseline": name == "PPO",
                 "eta": 0.3,
+                "kl_bound": 50.0,
+                "first_role": roles[0],
+                "fixed_roles": False,
+                "run": f"{name}-{seed}",
+                "iterations": iterations,
+                "planned": iterations,
+                "seconds": 0,
+                "megabytes": 0,
             }
-            facts |= {"kl_bound": 50.0, "first_role": roles[0], "run": f"{name}-{seed}"}
-            facts |= {"iterations": iterations, "planned": iterations, "seconds": 0, "megabytes": 0}
-            runs.append(dict.fromkeys(FACTS, "") | facts)
+            texts = ("over", "value", "evaluation", "version", "stopped_by")
+            texts += ("fingerprint.reward", "fingerprint.reward_sha256")
+            runs.append(facts | dict.fromkeys(texts, ""))
             for k in range(iterations):
                 for agent, role in enumerate(roles if name != "PPO" else roles[:1], 1):
                     reward, kl, distinct = values(seed, k, role)

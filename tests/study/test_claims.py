@@ -11,11 +11,10 @@ from handmade import make_run, write_settings
 
 from cory.errors import UserError
 from study import claims, estimates
-from study.frame import held_out_rows
+from study.frame import held_out_rows, join, of_run, write_study
 from study.intervals import Interval
 from study.plan import plan
 from study.results import Results
-from study.run_evaluation import RunEvaluation
 
 
 def make_results(name, tmp_path, scale="tiny", seeds=5, passes=None, **values):
@@ -33,21 +32,21 @@ def make_results(name, tmp_path, scale="tiny", seeds=5, passes=None, **values):
             roles = item.settings["cory"]["num_agents"]
             make_run(item.folder, item.seed, roles, item.settings["iterations"], **changes)
             write_settings(item.folder, item.settings)
-    out = tmp_path / "results" / f"{name.split('/')[-1]}_{scale}"
-    results = Results(out, name.split("/")[-1], scale, planned, experiment.baseline or "PPO")
-    parts = [results.frames_of(item) for item in planned]
+    out = tmp_path / "results" / f"{name}_{scale}"
+    results = Results(out, name, scale, planned, experiment.over, experiment.baseline or "PPO")
+    parts = [
+        of_run(item.folder, results.columns(item) | {"seconds": None, "evaluation": "evaluate.py"})
+        for item in planned
+    ]
     if passes:
-        groups = {item.folder.name: (item.of.name, item.seed) for item in planned}
+        groups = {item.folder.name: (item.group, item.seed) for item in planned}
         rows = [
             {"name": model, "pass@1": p, "pass@1_ci": 9.0, "pass@2": p + 0.1}
             for model, p in passes.items()
         ]
         parts[0].held_out = held_out_rows(rows, groups)
-        # As if an evaluation had made these rows.
-        results.evaluation = RunEvaluation("evaluate.py", tmp_path / "none")
-        for part in parts:
-            part.runs["evaluation"] = "evaluate.py"
-    results.write(parts)
+    out.mkdir(parents=True)
+    write_study(join(parts), out)
     return out
 
 
@@ -184,8 +183,7 @@ def test_claims_are_judged_by_the_seeds_that_every_group_has_ended(tmp_path):
     runs[~(of_one_group & (runs["seed"] == "5"))].to_csv(out / "runs.csv", index=False)
     # Without seed 5, whose KLs are equal.
     assert judged(tmp_path)[name] == ("6.00 (6.00 to 6.00), n = 5 of 6 planned", "reproduced")
-    runs.loc[of_one_group & runs["seed"].isin(["4", "5"]), "problems"] = "diverged"
-    runs.to_csv(out / "runs.csv", index=False)
+    runs[~(of_one_group & runs["seed"].isin(["4", "5"]))].to_csv(out / "runs.csv", index=False)
     assert judged(tmp_path)[name] == ("", "4 seeds of at least 5")
 
 
@@ -225,9 +223,7 @@ def test_two_folders_of_one_experiment_and_scale_are_refused(tmp_path):
     """Which of them counts would be by their names."""
     out = make_results("imdb_noise", tmp_path, "tiny_full_kl", seeds=2)
     shutil.copytree(out, out.with_name("again"))
-    with pytest.raises(
-        UserError, match=r"expected one folder for each .*again.*imdb_noise, tiny_full_kl"
-    ):
+    with pytest.raises(UserError, match=r"--results: .*again"):
         claims.read_studies(tmp_path / "results")
 
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from handmade import make_study
 
-from study.primary import fitted_kl, primary
+from study.equal_reward import fitted_kl, primary
 
 LENGTHS = np.random.default_rng(0).uniform(4, 14, 100)  # of the responses of each iteration
 

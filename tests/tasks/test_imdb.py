@@ -20,8 +20,8 @@ from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
 from imdb_train.task import held_out_rows, make_task, queries
-from study.evaluated import evaluation_markdown, rows_over_seeds
-from study.markdown import markdown_table
+from study.cells import markdown_table
+from study.report import evaluation_markdown, rows_over_seeds
 
 
 def test_queries_are_the_first_tokens_of_each_review(reviews, tokenizer):

@@ -1,0 +1,85 @@
+"""When runs collapse: their texts repeat themselves, or their KL leaves its bound. Definitions: docs/metrics.md."""
+
+import math
+from collections.abc import Sequence
+
+import pandas as pd
+
+from study.cells import Rows
+from study.equal_reward import of_group, worded
+from study.frame import LAST, RUN, Study, with_share
+from study.intervals import difference, over_seeds
+
+
+def collapse_times(study: Study) -> pd.DataFrame:
+    """By run, the numbers of iterations after which an agent has collapsed, by its `kl` and by its `texts`; NaN if none
+    does.
+
+    An agent has collapsed where the means of its last 10 iterations have, by the rule of `cory.metrics.collapsed`; by
+    its KL at the latest where that of its last iteration is above the bound, as where a guard ends a run that explodes.
+    """
+    from cory.metrics import collapsed  # here, as it imports torch
+
+    times = {}
+    for run, of_run in with_share(study.metrics, study.runs).groupby(RUN, sort=False):
+        by_kl, by_texts = [], []
+        for _, rows in of_run.groupby("agent"):
+            # An agent in several roles has a row for each.
+            by_iteration = rows.groupby("iteration")[["share", "kl", "kl_bound"]].mean()
+            for iteration, share, kl, bound in by_iteration.rolling(LAST).mean().itertuples():
+                if collapsed(1.0, kl, bound):
+                    by_kl.append(int(iteration) + 1)
+                if collapsed(share, 0.0, bound):
+                    by_texts.append(int(iteration) + 1)
+            end = by_iteration.iloc[-1]
+            if collapsed(1.0, end["kl"], end["kl_bound"]):
+                by_kl.append(int(by_iteration.index[-1]) + 1)
+        times[run] = {
+            "kl": min(by_kl, default=math.nan),
+            "texts": min(by_texts, default=math.nan),
+        }
+    return pd.DataFrame.from_dict(times, orient="index", columns=["kl", "texts"]).rename_axis(RUN)
+
+
+def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
+    """By group: how many runs collapsed on their way, by what, and the mean time to it, with the difference to the
+    baseline.
+
+    Raises:
+        ValueError: runs of several planned lengths.
+    """
+    if not len(study.metrics):  # of a folder without metrics.csv.gz
+        return []
+    by_cause = collapse_times(study)
+    times = by_cause.min(axis=1)
+    longest = _planned(study)
+    bounded = times.fillna(longest)
+    rows = []
+    for name in groups or study.groups:
+        n = len(of_group(times, name))
+        if not n:
+            continue
+        ours = of_group(bounded, name)
+        base = study.base_of(name)
+        rows.append(
+            {
+                "group": name,
+                "n": str(n),
+                "collapsed": f"{of_group(times, name).notna().sum()} of {n}",
+                "by KL": str(of_group(by_cause["kl"], name).notna().sum()),
+                "by distinct-2": str(of_group(by_cause["texts"], name).notna().sum()),
+                f"mean of min(T, {longest})": over_seeds(ours).plus_minus(1),
+                "difference": ""
+                if name == base or not times.notna().any()
+                else worded(difference(ours, of_group(bounded, base)), "+.1f", equal=0.0),
+            }
+        )
+    return rows
+
+
+def _planned(study: Study) -> int:
+    """The planned iterations of all runs; of older rows, which lack them, the longest that a run has."""
+    planned = {int(number) for number in study.runs["planned"].dropna()}
+    if len(planned) > 1:
+        raise ValueError(f"expected runs of one planned length, got {sorted(planned)}")
+    return planned.pop() if planned else int(study.metrics["iteration"].max()) + 1

@@ -1,0 +1,160 @@
+"""Where an experiment's runs run: several at a time on this machine, or as Ray tasks.
+
+A run is the same command on both, so its files are the same. One that was interrupted continues from its last
+checkpoint when the command is given again. With Ray all machines need the checkout, the packages and the runs' folder
+at the same paths (a shared file system); a task whose worker or machine is lost is started again by Ray.
+"""
+
+import ctypes
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cory.errors import UserError
+from study.plan import Planned
+
+PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
+RETRIES = 3  # of a run whose worker or machine is lost
+STOPPING = "Stopping: each run finishes its iteration and is saved."
+
+# Called with each run that has ended, its exit status or what became of it, and its seconds.
+Ended = Callable[[Planned, int | str, float], None]
+
+
+def start(
+    command: Sequence[str], cwd: str | Path | None, log: str | Path, threads: int | None
+) -> subprocess.Popen[bytes]:
+    """Starts a process that adds its output to a file, computes with so many threads, and dies with this one.
+
+    None: as many threads as it takes. It has a session of its own, so a Ctrl-C of the terminal does not reach it.
+    """
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    environment = dict(os.environ)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    with open(log, "a", encoding="utf-8") as output:
+        return subprocess.Popen(
+            command,
+            cwd=cwd,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            preexec_fn=_die_with_parent,
+            start_new_session=True,
+        )
+
+
+def _die_with_parent() -> None:
+    """In a new process: end it when its parent is killed, so that the run is free for another worker to resume."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def run_here(planned: Sequence[Planned], jobs: int, threads: int | None, ended: Ended) -> None:
+    """Runs what is planned on this machine, `jobs` at a time. SIGINT and SIGTERM end the runs after their iteration."""
+    running: set[subprocess.Popen[bytes]] = set()
+
+    def run(item: Planned) -> None:
+        started = time.perf_counter()
+        process = start(item.command, item.cwd, item.log, threads)
+        running.add(process)
+        status = process.wait()
+        running.remove(process)
+        ended(item, status, time.perf_counter() - started)
+
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with ThreadPoolExecutor(jobs) as pool:
+        try:
+            list(pool.map(run, planned))
+        except KeyboardInterrupt:
+            print(STOPPING, flush=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                process.terminate()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+
+def run_on_ray(
+    planned: Sequence[Planned],
+    jobs: int,
+    threads: int,
+    gpus: float,
+    address: str | None,
+    ended: Ended,
+) -> None:
+    """Runs what is planned as Ray tasks, as many at a time as CPUs and GPUs allow.
+
+    Args:
+        jobs: runs at a time where no cluster is named and one is started on this machine.
+        threads: CPUs of a run. gpus: GPUs of a run, or a share of one.
+        address: of a cluster, `auto` for the one of this machine; None: a new one, which ends with this process.
+
+    Raises:
+        UserError: Ray is not installed, or no cluster is at `address`.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # Else a run is starved by whatever else the machine does.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    try:
+        import ray
+    except ImportError:
+        raise UserError(
+            "--engine ray: expected Ray (pip install -c constraints.txt -e '.[ray]'), got none"
+        ) from None
+    cluster = {"address": address or "local", "log_to_driver": False, "logging_level": "ERROR"}
+    if address is None:
+        cluster |= {"num_cpus": jobs * threads, "num_gpus": math.ceil(jobs * gpus)}
+        cluster |= {"include_dashboard": False}
+    try:
+        ray.init(**cluster)
+    except (ConnectionError, ValueError) as error:
+        raise UserError(f"--address: expected a Ray cluster, got {address!r} ({error})") from None
+    try:
+        task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)(train)
+        tasks = {
+            task.remote(item.command, str(item.cwd or Path.cwd()), str(item.log), threads): item
+            for item in planned
+        }
+        left = list(tasks)
+        try:
+            while left:
+                (done, *_), left = ray.wait(left, num_returns=1)
+                try:
+                    status, seconds = ray.get(done)
+                except ray.exceptions.RayError as error:
+                    status = f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
+                    seconds = math.nan
+                ended(tasks[done], status, seconds)
+        except KeyboardInterrupt:
+            print(STOPPING, flush=True)
+            for pending in left:
+                ray.cancel(pending, force=False)
+            ray.wait(left, num_returns=len(left))
+            raise
+    finally:
+        ray.shutdown()
+
+
+def train(command: Sequence[str], cwd: str, log: str, threads: int) -> tuple[int, float]:
+    """The Ray task: runs one command, and returns its exit status and its seconds.
+
+    A cancelled one finishes its iteration and saves first.
+    """
+    started = time.perf_counter()
+    process = start(command, cwd, log, threads)
+    try:
+        while process.poll() is None:
+            time.sleep(0.1)  # not process.wait(), which Ray cannot interrupt
+    except BaseException:  # Ray cancels a task by a KeyboardInterrupt
+        process.terminate()
+        process.wait()
+        raise
+    return process.returncode, time.perf_counter() - started
