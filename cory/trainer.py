@@ -22,7 +22,7 @@ from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.rewards import score_rollouts, score_team
-from cory.roles import RoleSchedule, fit_responses
+from cory.roles import RoleSchedule
 from cory.run.callbacks import (
     Callback,
     EarlyStopping,
@@ -329,17 +329,14 @@ class CoryTrainer:
         """The responses of `agent` as `role`. `responses`: of each earlier role; None: it answers the query alone."""
         settings = self.task.prompts.settings(role)
         max_new_tokens = settings.max_new_tokens or batch.max_new_tokens
-        columns = batch.columns_of(role)
-        if responses is None:
-            prompts = self.task.render(role, columns)
-        else:
-            prompts = fit_responses(
-                lambda texts: self.task.render(role, columns, texts),
-                responses,
-                agent.encode,
-                agent.context_length,
-                max_new_tokens,
-            )
+        prompts = self.task.prompts_of_role(
+            role,
+            batch.columns_of(role),
+            responses,
+            agent.encode,
+            agent.context_length,
+            max_new_tokens,
+        )
         rollout = agent.respond(prompts, max_new_tokens, generator, settings.stop)
         name = self.task.prompts.name(role)
         return replace(rollout, role=name, branches=batch.branches_of(role))
