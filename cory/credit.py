@@ -7,9 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from cory.errors import one_of
-
-MODES = ("collective", "mean", "causal", "own", "counterfactual")
+from cory.errors import UserError
 
 
 def assign_credit(
@@ -47,7 +45,6 @@ def assign_credit(
     >>> assign_credit([tensor([1.0]), tensor([10.0, 20.0])], "causal", team_rewards=tensor([0.0, 100.0]))
     [tensor([66.]), tensor([ 10., 120.])]
     """
-    one_of("cory.credit", MODES, mode)
     if mode == "counterfactual" and len(baselines) != len(task_rewards) - 1:
         raise ValueError(
             f"counterfactual: expected the rewards of {len(task_rewards) - 1} roles that did not read, "
@@ -87,7 +84,8 @@ def _share(
         case "counterfactual":
             gained = [r - b for r, b in zip(later, baselines[role:], strict=True)]
             return own + weighted(gained)
-    raise NotImplementedError(mode)
+        case _:
+            raise UserError(f"cory.credit: expected a mode of CoryConfig.credit, got {mode!r}")
 
 
 def per_response(values: Tensor, like: Tensor) -> Tensor:
