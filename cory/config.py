@@ -80,6 +80,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
 PositiveOrAuto = Annotated[int, Field(ge=1)] | Literal["auto"]
 NotEmpty = Annotated[str, Field(min_length=1)]
+CreditMode = Literal["collective", "mean", "causal", "own", "counterfactual"]
 
 
 @dataclass(
@@ -276,7 +277,7 @@ class CoryConfig(Settings):
     chain_length: Annotated[int | None, Field(ge=1)] = None
     exchange: Literal["rotate", "none"] = "rotate"
     exchange_period: NonNegativeInt = 5
-    credit: Literal["collective", "mean", "causal", "own", "counterfactual"] = "collective"
+    credit: CreditMode = "collective"
     weight: float = 1.0
     knowledge_transfer: bool = True
     reset_every: NonNegativeInt = 0

@@ -4,9 +4,11 @@ A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). doc
 """
 
 from collections.abc import Sequence
+from typing import get_args
 
 from torch import Tensor
 
+from cory.config import CreditMode
 from cory.errors import UserError
 
 
@@ -85,7 +87,8 @@ def _share(
             gained = [r - b for r, b in zip(later, baselines[role:], strict=True)]
             return own + weighted(gained)
         case _:
-            raise UserError(f"cory.credit: expected a mode of CoryConfig.credit, got {mode!r}")
+            modes = ", ".join(get_args(CreditMode))
+            raise UserError(f"cory.credit: expected one of {modes}, got {mode!r}")
 
 
 def per_response(values: Tensor, like: Tensor) -> Tensor:
