@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from cory.config import Config
-from cory.errors import UserError, described
+from cory.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -101,5 +101,5 @@ def _run(key: str, path: Path, source: bytes) -> ModuleType:
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         place = f"{path.name}, line {lines[-1]}" if lines else path.name
         # The text of a SyntaxError names file and line.
-        raise UserError(f"{key}: {place}: {described(error)}") from None
+        raise UserError(f"{key}: {place}: {type(error).__name__}: {error}") from None
     return module

@@ -1,10 +1,7 @@
 """Errors that the user can fix."""
 
-import errno
 from collections.abc import Sequence
 from typing import Any
-
-FULL = (errno.ENOSPC, errno.EDQUOT)  # no space on the disk, or none for this user
 
 
 class UserError(Exception):
@@ -27,14 +24,3 @@ def one_of(where: str, names: Sequence[str], came: Any) -> None:
 
 class NotFinite(UserError):
     """A loss or gradient of an update is not finite; the weights are as before that optimizer step."""
-
-
-def described(error: BaseException) -> str:
-    """An error's kind and text; its kind alone where it has no text, as StopIteration."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-
-
-def is_disk_full(error: BaseException) -> bool:
-    """Whether an error says that the disk is full; safetensors and tokenizers say it in the text alone."""
-    in_text = any(f"(os error {number})" in str(error) for number in FULL)
-    return in_text or (isinstance(error, OSError) and error.errno in FULL)
