@@ -1,11 +1,15 @@
-"""The metrics by which runs and models are judged; formulas in docs/metrics.md."""
+"""The metrics by which runs and models are judged: docs/metrics.md. Importing this does not import torch."""
+
+from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterable, Sequence
-
-import torch
+from typing import TYPE_CHECKING
 
 from cory.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # What tables and figures call the metrics of training and of evaluations.
 TITLES = {
@@ -39,7 +43,7 @@ def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
     return task_reward - kl_coef * kl
 
 
-def full_kl(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
+def full_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     """KL(pi, pi_0) over the whole vocabulary (Eq. 2): from (..., vocabulary) log-probabilities, (...), in nats."""
     return logprobs.exp().mul_(logprobs - ref_logprobs).sum(-1)
 
@@ -132,6 +136,8 @@ def mean_interval(
     >>> mean, round(half, 3)  # the sums are -2 and 2: 12.706 / 3 * sqrt(2 * (4 + 4))
     (2.0, 16.942)
     """
+    import torch  # here, as importing it takes seconds
+
     x = torch.as_tensor(values, dtype=torch.float64)
     mean = x.mean()
     deviations = (x - mean).tolist()
@@ -159,6 +165,8 @@ def distinct_interval(
     Args:
         clusters: of each text, which are left out or kept whole. None: each text is one of its own.
     """
+    import torch  # here, as importing it takes seconds
+
     groups = clustered(clusters, len(texts))
     if len(groups) < 2:
         return distinct(texts, n), 0.0

@@ -32,6 +32,7 @@ from cory.run.folder import read_rows
 from gsm8k_train.config import GSM8K, Gsm8kConfig
 from imdb_train.config import IMDB, ImdbConfig
 from study.experiment import command_line as experiment
+from study.tables import frozen_at
 
 PAGES = [
     ROOT / "README.md",
@@ -61,6 +62,8 @@ def commands() -> list[tuple[str, str]]:
     """Every command line that starts with python, torchrun or accelerate launch, without its comment, with its page."""
     found = []
     for page in PAGES:
+        if frozen_at(page):  # its commands are those of another commit
+            continue
         for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 line = re.sub(r"\s+#.*", "", line).strip()

@@ -421,7 +421,7 @@ def test_an_experiment_of_an_own_task_from_any_folder(here, policy_folder, capsy
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     experiment.command_line(["trial.yaml", "--dry-run"])
     first, *commands = capsys.readouterr().out.splitlines()
-    assert "2 runs, 0 with a row, 0 finished" in first and "To do: 2 runs" in first
+    assert "2 runs, 2 to make" in first
     assert commands[0].startswith(
         "python -m cory.train --config my.yaml --cory.num_agents=1 --seed=0 "
     )
@@ -435,7 +435,7 @@ def test_an_experiment_of_an_own_task_from_any_folder(here, policy_folder, capsy
     assert "| PPO | agent_1 after itself | 1 |" in (out / "comparison.md").read_text()
     capsys.readouterr()
     experiment.command_line(["trial.yaml"])
-    assert "1 run, 1 with a row" in capsys.readouterr().out
+    assert "1 run, 0 to make" in capsys.readouterr().out
 
 
 def test_an_experiment_names_a_script_or_the_module(here, policy_folder):
