@@ -222,8 +222,8 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
 
     for key, (before, now) in differences(saved.settings, record).items():
         raise UserError(
-            f"resume: expected {key}: {before!r} of {folder}, got {now!r}. A new run can start from the agents of one "
-            "that is finished (model.name: RUN/agent_1)"
+            f"resume: expected {key}: {before!r} of {folder}, got {now!r}. Undo the change to continue, or, with "
+            f"--iterations {saved.iteration}, to end the run and start a new one from {folder}/agent_1"
         )
     check_models(
         saved.settings["fingerprint"]["models"], record["fingerprint"]["models"], str(folder)
@@ -232,9 +232,9 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
         raise UserError(
             f"resume: expected {saved.processes} processes, with which {folder} began, got {distributed.world_size()}"
         )
-    if config.iterations < saved.settings["iterations"]:
+    if config.iterations < saved.iteration:
         raise UserError(
-            f"iterations: expected at least {saved.settings['iterations']}, as {folder} has, got {config.iterations}"
+            f"iterations: expected at least {saved.iteration}, which {folder} has done, got {config.iterations}"
         )
     for name, length in saved.lengths.items():
         file = folder / name

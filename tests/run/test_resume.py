@@ -252,6 +252,15 @@ def test_a_finished_run_is_left_as_it_is(one, four, tmp_path, capsys):
     assert after_that == {name: before[name] for name in after_that}
 
 
+def test_an_interrupted_run_is_ended_where_it_is(one, tmp_path):
+    broken = interrupted(replace(one, output=str(tmp_path / "broken")), 3)
+    assert not (broken / "agent_1").exists()
+    make_trainer(replace(one, iterations=3, resume=str(broken))).train()
+    whole = make_trainer(replace(one, iterations=3, output=str(tmp_path / "whole"))).train().folder
+    same(whole, broken)
+    assert json.loads((broken / "summary.json").read_text())["iterations"] == 3
+
+
 def test_a_finished_run_is_extended(one, whole, four, tmp_path):
     folder = shutil.copytree(four, tmp_path / "four")
     ended = content(folder)
