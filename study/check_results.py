@@ -22,9 +22,9 @@ from cory.command import BESIDE_SETTINGS, Arguments, as_config, main
 from cory.errors import UserError
 from cory.identity import versions
 from cory.run.folder import read_rows, write_text
-from cory.run.settings import read_settings
+from cory.run.settings import flat, read_settings
 from cory.task_kinds import find_kind
-from study.plan import ROOT, flat
+from study.plan import ROOT
 from study.tables import frozen_at
 
 FIRST_RUN = "first_run.json"

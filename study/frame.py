@@ -22,8 +22,7 @@ import pandas as pd
 from cory.config import role_name
 from cory.errors import UserError, one_of
 from cory.run.folder import read_rows, write_bytes
-from cory.run.settings import read_settings
-from study.plan import flat
+from cory.run.settings import flat, read_settings
 
 LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]

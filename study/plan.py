@@ -16,7 +16,7 @@ from cory.config import Config, blocks, changed
 from cory.errors import UserError, one_of
 from cory.evaluation.command import parse_settings
 from cory.own_task import OWN
-from cory.run.settings import FREE, differences
+from cory.run.settings import FREE, differences, flat
 from cory.task_kinds import TaskKind, kind_of_script
 from study.experiment_file import Experiment
 
@@ -201,17 +201,6 @@ def is_single(settings: Mapping[str, Any]) -> bool:
 def _is_about_several(key: str) -> bool:
     """Whether a key has an effect on several agents alone."""
     return key == "branches" or (key.startswith("cory.") and key != "cory.reset_every")
-
-
-def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted keys."""
-    result: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{key}.")
-        else:
-            result[prefix + key] = value
-    return result
 
 
 def is_module(script: str) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 import pandas as pd
 
 from cory.errors import UserError
+from cory.run.settings import flat
 from study.frame import BASE, Study, described, held_out_rows, join, of_run, read_study, write_study
-from study.plan import Planned, flat, varied_keys
+from study.plan import Planned, varied_keys
 from study.run_evaluation import RunEvaluation
 
 

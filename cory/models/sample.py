@@ -76,32 +76,7 @@ def sample(
             model, queries, pad_id, max_new_tokens, warp, generator, has_ended, keep_logits
         )
 
-    # Rows may share a prompt, and prompts a beginning: both are read once.
-    prompts = [tuple(query.tolist()) for query in queries]
-    row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
-    distinct = list(row_of_prompt)
-    ids, mask = _padded([torch.tensor(prompt) for prompt in distinct], pad_id, device_of(model))
-    stems = read_stems(model, distinct, pad_id)
-    if stems is None:
-        cache = KeysAndValues(config=model.config)
-        num_new = ids.shape[1]
-        is_padded = [len(prompt) < num_new for prompt in prompts]
-    else:
-        cache = stems.cache
-        num_new = max(map(len, stems.rests))
-        _, rest_mask = pad([torch.tensor(rest) for rest in stems.rests], pad_id, "left")
-        mask = torch.cat([stems.mask, to_device(rest_mask, ids.device)], 1)
-        is_padded = [True] * len(prompts)
-    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -num_new:]
-    logits = _next_logits(model, ids[:, -num_new:], mask, positions, cache, any(is_padded))
-    if len(distinct) < len(prompts):
-        copies = to_device(torch.tensor([row_of_prompt[prompt] for prompt in prompts]), ids.device)
-        ids = ids[copies]
-        mask = mask[copies]
-        positions = positions[copies]
-        logits = logits[copies]
-        cache.batch_select_indices(copies)
-
+    ids, mask, positions, logits, cache, is_padded = _read_prompts(model, queries, pad_id)
     responses: list[list[int]] = [[] for _ in queries]
     kept_logits: list[list[Tensor]] = [[] for _ in queries]
     unfinished = set(range(len(queries)))
@@ -136,6 +111,54 @@ def sample(
             cache.batch_select_indices(index)
         is_any_padded = any(is_padded[row] for row in rows)
         logits = _next_logits(model, tokens, mask, positions, cache, is_any_padded)
+
+
+class _Prompts(NamedTuple):
+    """A batch of prompts that have been read, padded on the left.
+
+    Args:
+        ids, mask: (batch, P); the mask also covers what prompts begin with in common.
+        positions: (batch, new), of the tokens read last.
+        logits: (batch, vocabulary), of each prompt's next token.
+        cache: the keys and values of what has been read.
+        is_padded: whether a row has padding.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    positions: Tensor
+    logits: Tensor
+    cache: KeysAndValues
+    is_padded: list[bool]
+
+
+def _read_prompts(model: PreTrainedModel, queries: Sequence[Tensor], pad_id: int) -> _Prompts:
+    """Reads the prompts. Rows may share a prompt, and prompts a beginning: both are read once."""
+    prompts = [tuple(query.tolist()) for query in queries]
+    row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
+    distinct = list(row_of_prompt)
+    ids, mask = _padded([torch.tensor(prompt) for prompt in distinct], pad_id, device_of(model))
+    stems = read_stems(model, distinct, pad_id)
+    if stems is None:
+        cache = KeysAndValues(config=model.config)
+        num_new = ids.shape[1]
+        is_padded = [len(prompt) < num_new for prompt in prompts]
+    else:
+        cache = stems.cache
+        num_new = max(map(len, stems.rests))
+        _, rest_mask = pad([torch.tensor(rest) for rest in stems.rests], pad_id, "left")
+        mask = torch.cat([stems.mask, to_device(rest_mask, ids.device)], 1)
+        is_padded = [True] * len(prompts)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -num_new:]
+    logits = _next_logits(model, ids[:, -num_new:], mask, positions, cache, any(is_padded))
+    if len(distinct) < len(prompts):
+        copies = to_device(torch.tensor([row_of_prompt[prompt] for prompt in prompts]), ids.device)
+        ids = ids[copies]
+        mask = mask[copies]
+        positions = positions[copies]
+        logits = logits[copies]
+        cache.batch_select_indices(copies)
+    return _Prompts(ids, mask, positions, logits, cache, is_padded)
 
 
 def _next_logits(

@@ -29,7 +29,6 @@ from cory.run.tables import (
 )
 
 NAME = "report.html"
-MARK = '<main id="report">'  # in every page
 # So that the file stays small:
 ITERATIONS = 25  # of a run's samples, evenly spaced
 QUERIES = 100  # of an evaluation

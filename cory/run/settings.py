@@ -33,6 +33,17 @@ def named(folder: Path) -> Path:
     return folder if folder.name not in ("", "..") else folder.resolve()
 
 
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings under dotted keys."""
+    result: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            result |= flat(value, f"{prefix}{key}.")
+        else:
+            result[prefix + key] = value
+    return result
+
+
 def differences(
     saved: Mapping[str, Any], wanted: Mapping[str, Any], free: frozenset[str] = FREE
 ) -> dict[str, tuple[Any, Any]]:

@@ -12,6 +12,7 @@ from cory.errors import UserError
 from cory.iteration import Iteration
 from cory.run.callbacks import Callback
 from cory.run.folder import write_text
+from cory.run.settings import flat
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -94,7 +95,12 @@ def start_tracker(config: Config, run: Run) -> GeneralTracker:
         options |= {"resume": "allow" if run.resumed else "never", "embed": False}
     tracker = LOGGER_TYPE_TO_CLASS[config.tracker]("cory", **options)
     tracker.start()
-    tracker.store_init_configuration(_flat(asdict(config)))
+    tracker.store_init_configuration(
+        {
+            key: value if isinstance(value, (int, float, str)) else str(value)
+            for key, value in flat(asdict(config)).items()
+        }
+    )
     return tracker
 
 
@@ -124,14 +130,3 @@ def curves(records: list[dict[str, Any]], several_roles: bool) -> dict[str, floa
         }
         values[f"{agent}/is_{role}"] = 1
     return values
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings under dotted keys, as numbers and texts."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = value if isinstance(value, (int, float, str)) else str(value)
-    return flat
