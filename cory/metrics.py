@@ -11,17 +11,18 @@ from cory.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What tables and figures call the metrics of training and of evaluations.
+# What every table and figure calls a metric.
 TITLES = {
+    # Of training.
     "task_reward": "task reward",
     "team_reward": "team reward",
-    "combined_reward": "combined reward",
-    "own_kl_reward": "combined reward, own KL",
     "kl": "KL (nats)",
-    "chain_kl": "KL, all calls (nats)",
-    "distinct_1": "distinct-1",
+    "combined_reward": "combined reward",
     "distinct_2": "distinct-2",
     "response_tokens": "length (tokens)",
+    # Of an evaluation, besides; a chain's combined reward has the KL of all its calls.
+    "chain_kl": "KL, all calls (nats)",
+    "distinct_1": "distinct-1",
     "tokens": "length (tokens)",
     "perplexity": "perplexity under base",
     "best_of_2": "task reward, best of 2",

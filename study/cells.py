@@ -5,15 +5,22 @@ from typing import TypeAlias
 
 import pandas as pd
 
+from cory.metrics import TITLES
 from cory.run import tables
 from study.intervals import difference, over_seeds
 
 Rows: TypeAlias = list[dict[str, str]]  # of a table: by column, a cell
 
-TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward",
-          "own_kl_reward": "combined reward, own KL", "distinct_2": "distinct-2",
-          "response_tokens": "length", "distinct_1": "distinct-1", "team_reward": "team reward",
-          "chain_kl": "KL, all calls", "tokens_read": "tokens read", "tokens_written": "tokens written"}  # fmt: skip
+OWN_KL_REWARD = "own_kl_reward"  # the combined reward with the KL of the last answer alone
+
+
+def column_title(metric: str) -> str:
+    """What tables call a metric: its title without the unit, or the name of a task's own metric."""
+    if metric == OWN_KL_REWARD:
+        return f"{TITLES['combined_reward']}, own KL"
+    if metric not in TITLES:
+        return metric
+    return TITLES[metric].partition(" (")[0]
 
 
 def is_share(metric: str) -> bool:

@@ -17,7 +17,7 @@ from cory.plural import counted
 from cory.run.folder import write_text
 from cory.run.settings import FREE, differences, read_settings
 from study import comparison, held_out, plots
-from study.cells import TITLES, Rows, markdown_table
+from study.cells import Rows, column_title, markdown_table
 from study.equal_reward import running_means
 from study.frame import (
     Study,
@@ -111,7 +111,7 @@ def _section(heading: str, note: str, rows: Rows) -> list[str]:
 def _held_out(study: Study, out: Path) -> list[str]:
     metric = held_out.judged_by(study)
     rows = held_out.held_out(study, metric)
-    parts = _section(f"Held out: {TITLES.get(metric, metric)}", held_out.NOTE, rows)
+    parts = _section(f"Held out: {column_title(metric)}", held_out.NOTE, rows)
     plots.plot_held_out(study, out / "held_out.png")
     parts.append("![held out](held_out.png)\n")
     if len(passes(study)) > 1:

@@ -5,7 +5,8 @@ Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 
 import pandas as pd
 
-from study.cells import TITLES, Rows, difference_cell, mean_cell
+from cory.metrics import CURVES
+from study.cells import Rows, column_title, difference_cell, mean_cell
 from study.frame import LAST, METRICS, RUN, Study, natural
 from study.intervals import hypervolume, nondominated
 
@@ -31,7 +32,7 @@ def ends(study: Study) -> Rows:
     for name in reward:
         row = {"group": name, "n": str(reward[name].count())}
         for metric in METRICS:
-            row[TITLES[metric]] = mean_cell(study.by_seed(metric)[name].dropna(), metric)
+            row[column_title(metric)] = mean_cell(study.by_seed(metric)[name].dropna(), metric)
         row["difference"] = difference_cell(reward, name, study.base_of(name), "combined_reward")
         rows.append(row | {"collapsed": f"{collapses[name].sum()} of {len(collapses[name])}"})
     return rows
@@ -43,7 +44,9 @@ def ends_by_agent(study: Study) -> Rows:
     for (name, agent), label in labels(study).items():
         values = study.final[(study.final["group"] == name) & (study.final["agent"] == agent)]
         row = {"agent": label, "n": str(len(values))}
-        rows.append(row | {TITLES[metric]: mean_cell(values[metric], metric) for metric in METRICS})
+        rows.append(
+            row | {column_title(metric): mean_cell(values[metric], metric) for metric in METRICS}
+        )
     return rows
 
 
@@ -56,8 +59,8 @@ def beginnings_and_ends(study: Study) -> Rows:
         first = of_run[of_run["iteration"] < LAST]
         ends = of_run[of_run["iteration"] >= iterations - LAST]
         row = {"group": name, "seed": str(seed), "iterations": str(iterations)}
-        for metric in ("task_reward", "kl", "combined_reward"):
-            row[TITLES[metric]] = f"{first[metric].mean():.2f} to {ends[metric].mean():.2f}"
+        for metric in CURVES:
+            row[column_title(metric)] = f"{first[metric].mean():.2f} to {ends[metric].mean():.2f}"
         rows.append(row | {"ended by": stopped_by[name, int(seed)]})
     return rows
 

@@ -9,12 +9,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from study.cells import TITLES, Rows, difference_cell, is_share, mean_cell
+from study.cells import OWN_KL_REWARD, Rows, column_title, difference_cell, is_share, mean_cell
 from study.frame import BASE, TEAM, Study, natural
 from study.intervals import difference
 
 CALLS = {1: "one call", 2: "two calls"}
-OWN_KL_REWARD = "own_kl_reward"  # the combined reward with the KL of the last answer alone
 NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
     "run's agents). *Two calls*: an agent answers after it has read a first answer, of the other agent (mean over "
@@ -108,7 +107,7 @@ def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str
                 "n": "" if name == BASE else str(len(values)),
             }
             for metric in metrics:
-                row[TITLES.get(metric, metric)] = mean_cell(values[metric].dropna(), metric)
+                row[column_title(metric)] = mean_cell(values[metric].dropna(), metric)
             rows.append(row)
     return rows
 
@@ -133,7 +132,7 @@ def against_rivals(
         row = {"group": rival.group, "answers": rival.answers, "n": n}
         for key in shown:
             ours, theirs = _by_seed(study, chain, key), _by_seed(study, rival, key)
-            row[TITLES.get(key, key)] = mean_cell(theirs, key)
+            row[column_title(key)] = mean_cell(theirs, key)
             if rival.group == BASE:
                 theirs = ours * 0 + theirs.iloc[0]
             apart = difference(scale * ours, scale * theirs).text(f"+.{digits}f")

@@ -82,7 +82,7 @@ def evaluate(
     """
     # Here, as importing torch takes seconds.
     from cory.evaluation.answer import Evaluator
-    from cory.evaluation.table import COSTS, table_rows, titles
+    from cory.evaluation.table import cost_titles, table_rows, titles
     from cory.parallel.devices import choose_device
 
     settings = replace(settings or EvaluationConfig(), models=[str(model) for model in models])
@@ -115,7 +115,7 @@ def evaluate(
             if any(metric in row for row in rows)
         }
         has_chains = any(row.reads for row in lineup.rows)
-        costs = COSTS if has_chains else {}
+        costs = cost_titles() if has_chains else {}
         _print_tables(description, rows, shown, costs)
         content = {
             "settings": {

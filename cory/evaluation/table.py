@@ -7,31 +7,26 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from cory.config import EvaluationConfig
-from cory.metrics import distinct_interval, mean_interval, pass_at_k
+from cory.metrics import TITLES, distinct_interval, mean_interval, pass_at_k
 from cory.rewards import measure_responses
 from cory.roles import query_text
 from cory.task import Task
 
 Records = Sequence[Mapping[str, Any]]  # of one model or chain, one for each query
 
-TITLES = {
-    "task_reward": "task reward",
-    "team_reward": "team reward",
-    "chain_kl": "KL to base (nats)",
-    "combined_reward": "combined reward",
-    "distinct_1": "distinct-1",
-    "distinct_2": "distinct-2",
-    "tokens": "length (tokens)",
-    "perplexity": "perplexity under base",
-}
+SHOWN = (
+    "task_reward",
+    "team_reward",
+    "chain_kl",
+    "combined_reward",
+    "distinct_1",
+    "distinct_2",
+    "tokens",
+    "perplexity",
+)
+SHOWN_WITH_PASSES = ("team_reward", "tokens", "chain_kl")  # besides pass@k
 # What a query costs, where there are chains.
-COSTS = {
-    "calls": "calls",
-    "tokens_read": "tokens read",
-    "tokens_written": "tokens written",
-    "chain_kl": "KL to base, all calls (nats)",
-    "kl": "KL to base, last call (nats)",
-}
+COSTS = ("calls", "tokens_read", "tokens_written", "chain_kl", "kl")
 
 
 def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
@@ -41,16 +36,18 @@ def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
         passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
         if settings.greedy:
             passes["greedy"] = "greedy"
-        return {
-            **passes,
-            "team_reward": TITLES["team_reward"],
-            **of_task,
-            "tokens": "tokens",
-            "chain_kl": "KL to base",
-        }
-    if settings.samples > 1:
-        return {**TITLES, "best_of_2": "task reward, best of 2", **of_task}
-    return {**TITLES, **of_task}
+        return passes | _titled(SHOWN_WITH_PASSES) | of_task
+    shown = [*SHOWN, "best_of_2"] if settings.samples > 1 else SHOWN
+    return _titled(shown) | of_task
+
+
+def cost_titles() -> dict[str, str]:
+    """The metrics of the table of costs, and their titles."""
+    return _titled(COSTS)
+
+
+def _titled(metrics: Sequence[str]) -> dict[str, str]:
+    return {metric: TITLES[metric] for metric in metrics}
 
 
 def table_rows(
