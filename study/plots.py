@@ -1,6 +1,11 @@
-"""Figures of experiments and of evaluations. A band or a bar is a 95 % interval by Student's t over seeds."""
+"""Figures of experiments and of evaluations.
+
+A band or an error bar is a 95 % interval by Student's t: over seeds, or of an evaluation's own rows over queries. A
+group, or a run, has the same colour on all figures of a page (`palette`).
+"""
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -13,9 +18,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
 
+from cory.metrics import CURVES, TITLES
 from cory.run.folder import write_bytes
 from cory.run.plots import colours
-from study.cells import TITLES
 from study.comparison import labels, points
 from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import BASE, LAST, Study, natural, passes
@@ -27,25 +32,51 @@ PANELS = 4  # in a row of a figure
 MOST_CURVES = 8  # in one panel
 FEWEST_IN_A_BAND = 3  # runs; the interval of two is so wide that it hides all else
 PPO, CORY = colours(2)
+UNTRAINED = "0.6"  # the colour of the base
 # Of groups of one agent and of several in small multiples, and of what a panel is compared with.
-SINGLE = {"color": PPO, "ls": "--", "marker": "D"}
-SEVERAL = {"color": CORY, "ls": "-", "marker": "o"}
+SINGLE = {"ls": "--", "marker": "D"}
+SEVERAL = {"ls": "-", "marker": "o"}
 GREY = {"color": "0.7", "zorder": 1}
-CURVES = ("task_reward", "kl", "combined_reward")
 HELD_OUT = ("task_reward", "team_reward", "chain_kl", "combined_reward", "distinct_2")
 
 
-def palette(names: Sequence[str]) -> dict[str, Any]:
-    """A colour for each group: PPO's and CORY's are the same on every figure, the others' follow in their order.
+def palette(study: Study) -> dict[str, Any]:
+    """A colour for each group: PPO's for the first of one agent, CORY's for the first of several."""
+    agents = study.final.groupby("group")["agent"].nunique()
+    by_group = {name: int(agents.get(name, 0)) for name in study.groups}
+    return _colours_by_agents(by_group) | {BASE: UNTRAINED}
 
-    Where only variants of a method are shown, such as `CORY, causal`, the first of them has its colour.
-    """
+
+def palette_of_families(study: Study) -> dict[str, Any]:
+    """A colour for each family, that of its first group."""
+    first = study.runs.drop_duplicates("family")
+    colour_of = palette(study)
+    return {
+        family: colour_of[group]
+        for family, group in zip(first["family"], first["group"], strict=True)
+    }
+
+
+def evaluation_colours(names: Sequence[str]) -> list[Any]:
+    """A colour for each row of an evaluation, that of its run: as in `palette`."""
+    runs = [name.split("/agent_")[0] for name in names]
+    agents: dict[str, set[str]] = {}
+    for run, name in zip(runs, names, strict=True):
+        agents.setdefault(run, set()).update(re.findall(r"agent_\d+", name))
+    # The others are `base`, `base after itself` and `base of RUN`.
+    trained = {run: len(found) for run, found in agents.items() if run.split()[0] != "base"}
+    colour_of = _colours_by_agents(trained)
+    return [colour_of.get(run, UNTRAINED) for run in runs]
+
+
+def _colours_by_agents(agents: Mapping[str, int]) -> dict[str, Any]:
+    """`agents`: how many each group has. Those that are the first of neither kind have further colours."""
     colour_of = {}
-    for method, colour in (("PPO", PPO), ("CORY", CORY)):
-        variants = [name for name in names if name.partition(", ")[0] == method]
-        if variants:
-            colour_of[method if method in names else variants[0]] = colour
-    others = [name for name in dict.fromkeys(names) if name not in colour_of]
+    one = [name for name, count in agents.items() if count == 1]
+    several = [name for name, count in agents.items() if count > 1]
+    for names, colour in ((one, PPO), (several, CORY)):
+        colour_of |= dict.fromkeys(names[:1], colour)
+    others = [name for name in agents if name not in colour_of]
     return colour_of | dict(zip(others, colours(2 + len(others))[2:], strict=True))
 
 
@@ -57,15 +88,14 @@ def plot_curves(study: Study, path: Path) -> None:
     compared with is grey, the mean over its agents.
     """
     of_agent = labels(study)
+    colour_of = palette(study)
     with_metrics = set(study.metrics["group"])
     groups = [name for name in study.groups if name in with_metrics]
     if len(of_agent) > MOST_CURVES:
         rows = panels(study, groups)
-        colour_of = {name: _style(study, name)["color"] for name in groups}
         size = (11, 0.7 + 1.7 * len(rows))
     else:
         rows = [groups]
-        colour_of = palette(groups)
         size = (13, 3.8)
     figure, axes = plt.subplots(
         len(rows),
@@ -162,6 +192,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
     of the first panel are grey in the others (`panels`).
     """
     means = running_means(study, role)
+    colour_of = palette(study)
     first, *others = panels(study, [name for name in study.groups if name in set(means["group"])])
     down = math.ceil((1 + len(others)) / PANELS)
     across = math.ceil((1 + len(others)) / down)
@@ -177,7 +208,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
         for name in names:
             of_group = means[means["group"] == name]
             label = f"{name} (n = {of_group['seed'].nunique()})"
-            _path(axis, of_group, label, _style(study, name))
+            _path(axis, of_group, label, {"color": colour_of[name], **_style(study, name)})
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter("{x:g}")
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8,
@@ -188,7 +219,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
         axis.tick_params(labelbottom=True)
     grey = f"; grey: {' and '.join(first)} of the first panel" if others else ""
     figure.supxlabel(f"task reward (marker: end of training{grey})", fontsize=9)
-    figure.supylabel("KL to base (nats)", fontsize=9)
+    figure.supylabel(TITLES["kl"], fontsize=9)
     save(figure, path)
 
 
@@ -232,47 +263,54 @@ def plot_held_out(study: Study, path: Path) -> None:
     metrics = {key: TITLES[key] for key in HELD_OUT if key in study.held_out}
     ks = passes(study)
     metrics |= {f"pass@{k}": f"pass@{k}" for k in ks[:1] + ks[1:][-1:]}
-    plot_bars(_held_out_rows(study, metrics), metrics, path)
+    rows = _held_out_rows(study, metrics)
+    plot_bars(rows, metrics, path, _colours_of_groups(study, rows), "seeds")
 
 
 def plot_held_out_passes(study: Study, path: Path) -> None:
     """pass@k on held-out queries by group, in one call and in two (`plot_pass_at_k`)."""
     ks = passes(study)
-    plot_pass_at_k(_held_out_rows(study, [f"pass@{k}" for k in ks]), ks, path)
+    rows = _held_out_rows(study, [f"pass@{k}" for k in ks])
+    plot_pass_at_k(rows, ks, path, _colours_of_groups(study, rows), "seeds")
 
 
 def _held_out_rows(study: Study, metrics: Iterable[str]) -> list[dict[str, Any]]:
-    """By group and number of calls: each metric, mean over seeds, and the half-width of its interval, `METRIC_ci`."""
+    """By `group` and number of calls: each metric, mean over seeds, and the half-width of its interval, `METRIC_ci`."""
     rows = []
     for name in [BASE, *study.groups]:
         for calls, title in CALLS.items():
-            row: dict[str, Any] = {"name": f"{name}, {title}"}
+            row: dict[str, Any] = {"group": name, "name": f"{name}, {title}"}
             for metric in metrics:
                 by_seed = held_out_by_seed(study, metric, calls)
                 if name in by_seed:
                     interval = over_seeds(by_seed[name].dropna())
                     row |= {metric: interval.value, f"{metric}_ci": interval.high - interval.value}
-            if len(row) > 1:
+            if len(row) > 2:
                 rows.append(row)
     return rows
 
 
-def _group_of(name: str) -> str:
-    """The group of a row's name, such as `PPO, one call`; a model's own name in an evaluation."""
-    for calls in CALLS.values():
-        name = name.removesuffix(f", {calls}")
-    return name
+def _colours_of_groups(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
+    colour_of = palette(study)
+    return [colour_of[row["group"]] for row in rows]
 
 
-def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], path: Path) -> None:
+def plot_bars(
+    rows: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, str],
+    path: Path,
+    row_colours: Sequence[Any],
+    over: str,
+) -> None:
     """One panel per metric, four in a row, with one bar and its 95 % interval per row of the table.
 
     Args:
         rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
         metrics: key to title.
+        row_colours: of each row.
+        over: what the intervals are taken over, such as `seeds`.
     """
     names = [row["name"] for row in rows]
-    colour_of = palette([_group_of(name) for name in names])
     across = min(PANELS, len(metrics))
     down = -(-len(metrics) // across)
     size = (2.0 + 2.4 * across, down * (0.26 * len(rows) + 0.9))
@@ -288,7 +326,7 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
             names,
             values,
             xerr=errors,
-            color=[colour_of[_group_of(name)] for name in names],
+            color=row_colours,
             height=0.6,
             error_kw={"lw": 1, "capsize": 3},
         )
@@ -298,37 +336,45 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
         axis.tick_params(labelsize=8)
         _without_frame(axis)
     axes[0, 0].invert_yaxis()
+    figure.supxlabel(f"error bars: 95 % intervals over {over}", fontsize=8)
     save(figure, path)
 
 
-def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: Path) -> None:
+def plot_pass_at_k(
+    rows: Sequence[Mapping[str, Any]],
+    ks: Sequence[int],
+    path: Path,
+    row_colours: Sequence[Any],
+    over: str,
+) -> None:
     """pass@k over k, a line with its 95 % interval per model, as in the paper's Fig. 5.
 
     Args:
         rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
+        row_colours: of each row. Rows of one colour differ in their lines.
+        over: what the intervals are taken over, such as `seeds`.
     """
     many = len(rows) > 4
     figure, axis = plt.subplots(
         figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained"
     )
-    colour_of = palette([_group_of(row["name"]) for row in rows])
-    for row in rows:
+    for index, (row, colour) in enumerate(zip(rows, row_colours, strict=True)):
+        same_colour = list(row_colours[:index]).count(colour)
         values = [row[f"pass@{k}"] for k in ks]
         errors = [row[f"pass@{k}_ci"] for k in ks]
-        style = "--" if " after " in row["name"] or row["name"].endswith(CALLS[2]) else "-"
         axis.errorbar(
             ks,
             values,
             errors,
             label=row["name"],
-            ls=style,
+            ls=LINES[same_colour % len(LINES)],
             marker="o",
             ms=3,
             lw=1.4,
             capsize=2,
-            color=colour_of[_group_of(row["name"])],
+            color=colour,
         )
-    axis.set(xlabel="k", ylabel="pass@k")
+    axis.set(xlabel=f"k (error bars: 95 % intervals over {over})", ylabel="pass@k")
     axis.set_xscale("log", base=2)
     axis.set_xticks(ks, [str(k) for k in ks])
     _without_frame(axis)
@@ -347,8 +393,7 @@ def plot_over(study: Study, path: Path) -> None:
     numbers = pd.to_numeric(pd.Series(values), errors="coerce")
     numeric = bool(numbers.notna().all())
     x_of = dict(zip(values, numbers if numeric else range(len(values)), strict=True))
-    families = list(runs["family"].unique())
-    colour_of = {family: palette(families)[family] for family in families}
+    colour_of = palette_of_families(study)
     figure, axes = plt.subplots(1, len(CURVES), figsize=(13, 3.6), layout="constrained")
     for axis, metric in zip(axes, CURVES, strict=True):
         for family, colour in colour_of.items():
@@ -380,8 +425,7 @@ def plot_frontier(study: Study, path: Path) -> None:
     """Task reward against KL, a point for each value of a key (paper, Fig. 2c); lines join those not dominated."""
     runs = points(study)
     runs["kl"] = -runs["kl"]
-    families = list(runs["family"].unique())
-    colour_of = {family: palette(families)[family] for family in families}
+    colour_of = palette_of_families(study)
     figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
     for family, colour in colour_of.items():
         of_family = runs[runs["family"] == family]
@@ -399,7 +443,9 @@ def plot_frontier(study: Study, path: Path) -> None:
             axis.annotate(
                 value, mean, textcoords="offset points", xytext=(5, 4), fontsize=7, color=colour
             )
-    axis.set(xlabel="task reward", ylabel="-KL (nats)", title=f"frontier over {study.over}")
+    axis.set(
+        xlabel=TITLES["task_reward"], ylabel=f"-{TITLES['kl']}", title=f"frontier over {study.over}"
+    )
     _without_frame(axis)
     axis.legend(frameon=False, fontsize=9)
     save(figure, path)

@@ -50,7 +50,7 @@ def make_page(folders: Sequence[Path]) -> Page:
 def write_report(folder: Path) -> None:
     """Writes evaluation.md, report.html, and evaluation.png or pass_at_k.png, into the folder of an evaluation."""
     from cory.run.plots import svg  # here, as importing matplotlib takes a while
-    from study.plots import plot_bars, plot_pass_at_k
+    from study.plots import evaluation_colours, plot_bars, plot_pass_at_k
 
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
     responses = read_responses(folder)
@@ -65,13 +65,17 @@ def write_report(folder: Path) -> None:
     text = evaluation_markdown(rows, titles, costs, queries, records, shown)
     write_text(folder / "evaluation.md", f"{evaluation['said']}.\n\n{text}")
 
-    drawn = rows_over_seeds(rows) or rows
+    grouped = rows_over_seeds(rows)
+    drawn = grouped or rows
+    over = "seeds, of a model without seeds over queries" if grouped else "queries"
+    row_colours = evaluation_colours([row["name"] for row in drawn])
     # There is no pass@k of rewards other than 0 and 1.
     ks = [k for k in evaluation["settings"]["ks"] if all(f"pass@{k}" in row for row in drawn)]
     if ks:
         name, draw = "pass_at_k.png", partial(plot_pass_at_k, drawn, ks)
     else:
         name, draw = "evaluation.png", partial(plot_bars, drawn, titles)
+    draw = partial(draw, row_colours=row_colours, over=over)
     draw(folder / name)
     page = evaluation_page(folder)
     page.figures.append(svg(draw))

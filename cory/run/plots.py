@@ -1,5 +1,6 @@
 """The figure of a run."""
 
+import itertools
 import os
 import re
 import tempfile
@@ -21,8 +22,10 @@ plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 CURVE_TITLES = {name: TITLES[name] for name in CURVES}
 SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
 LONG = 4000  # rows; the curves of longer runs are pixels in an SVG, so that its file stays small
-# Of methods, or of a method's agents, in their order.
+# PPO's, CORY's, and those of other methods, or of further agents, in their order.
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
+# Of matplotlib's tab20, those that are neither red, blue nor grey, dark ones first.
+FURTHER = (2, 18, 12, 16, 10, 3, 5, 9, 19, 13, 17, 11)
 
 
 def plot_curves(
@@ -55,13 +58,15 @@ def plot_curves(
     }
     first_observing = sorted(k for k in observing if k - 1 not in observing)
     last_observing = sorted(k for k in observing if k + 1 not in observing)
+    # A single curve is PPO's; of several none is.
+    curve_colours = colours(1) if len(labels) == 1 else colours(1 + len(labels))[1:]
     titles = dict(CURVE_TITLES)
     if "team_reward" in history[0]:
         titles = {"team_reward": TITLES["team_reward"], **titles}
     size = (13 / 3 * len(titles), 3.6)
     figure, axes = plt.subplots(1, len(titles), figsize=size, layout="constrained")
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
-        for name, colour in zip(labels, colours(len(labels)), strict=True):
+        for name, colour in zip(labels, curve_colours, strict=True):
             rows = [record for record in history if label(record) == name]
             x = [record["iteration"] for record in rows]
             y = [record[metric] for record in rows]
@@ -111,5 +116,7 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
 
 
 def colours(count: int) -> list[Any]:
-    """`count` colours, distinct up to 28."""
-    return [*COLOURS, *(plt.get_cmap("tab20")(i % 20) for i in range(count))][:count]
+    """`count` colours, distinct up to 20."""
+    tab20 = plt.get_cmap("tab20")
+    further = itertools.cycle([tab20(index) for index in FURTHER])
+    return list(itertools.islice(itertools.chain(COLOURS, further), count))

@@ -162,13 +162,6 @@ def test_runs_are_not_written_over_the_rows_of_an_experiment(tmp_path, capsys):
         command_line([*map(str, runs), "--out", str(out)])
 
 
-def test_ppo_and_cory_have_one_colour_each_on_every_figure():
-    few, many = plots.palette(["CORY", "PPO"]), plots.palette(["GRPO", "PPO", "CORY", "CORY, mean"])
-    assert few["PPO"] == many["PPO"] == plots.SINGLE["color"]
-    assert few["CORY"] == many["CORY"] == plots.SEVERAL["color"]
-    assert len(set(map(str, many.values()))) == 4
-
-
 def test_small_multiples_have_the_baseline_first_and_a_panel_for_each_setting():
     names = ["PPO, restart", "PPO", "CORY", "CORY, restart", "CORY, mean"]
     study = make_study(dict.fromkeys(names, lambda *_: (1.0, 1.0, 1.0)), roles=("a", "b"), seeds=1)

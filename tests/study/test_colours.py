@@ -1,0 +1,51 @@
+"""A run has one colour on all figures of a page; PPO's and CORY's are the same on every page."""
+
+import pytest
+from handmade import compared, make_run
+
+from cory.run import plots as run_plots
+from study import plots
+
+PPO, CORY = "#c1440e", "#1f6fb4"
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures that were drawn, which are not saved."""
+    figures = []
+    monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
+    return figures
+
+
+def colours_of_lines(figure, groups):
+    """By group, the colours of the lines whose labels begin with its name."""
+    lines = [line for axis in figure.axes for line in axis.get_lines()]
+    return {
+        group: {line.get_color() for line in lines if line.get_label().startswith(group)}
+        for group in groups
+    }
+
+
+def test_a_run_has_the_same_colour_in_curves_and_paths_whatever_it_is_called(tmp_path, drawn):
+    agents = {"a_pair": 2, "b_single": 1, "c_pair": 2, "d_single": 1}
+    for group, count in agents.items():
+        for seed in range(2):
+            make_run(tmp_path / f"{group}-seed{seed}", seed, agents=count)
+    study = compared(tmp_path)
+    plots.plot_curves(study, tmp_path / "curves.png")
+    plots.plot_paths(study, tmp_path / "paths.png", "pioneer")
+    in_curves, in_paths = (colours_of_lines(figure, agents) for figure in drawn)
+    assert in_curves == in_paths
+    assert in_curves["a_pair"] == {CORY} and in_curves["b_single"] == {PPO}
+    assert len(set.union(*in_curves.values())) == 4
+
+
+def test_rows_of_an_evaluation_have_the_colour_of_their_run():
+    names = ["base", "pair/agent_1", "pair/agent_2", "one/agent_1", "base of one/agent_1"]
+    names += ["base after itself", "pair/agent_2 after agent_1", "one/agent_1 after itself"]
+    base, *others = plots.evaluation_colours(names)
+    assert others == [CORY, CORY, PPO, base, base, CORY, PPO] and base not in (PPO, CORY)
+
+
+def test_more_groups_than_colours_never_have_those_of_ppo_and_cory_again():
+    assert {PPO, CORY}.isdisjoint(run_plots.colours(30)[2:])
