@@ -60,7 +60,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """
     import torch
 
-    from cory.run.clock import peak_memory_mb
+    from cory.run.measure import peak_memory_mb
 
     size = options.sizes[0]
     shape = small(SIZES[size]) if options.small else SIZES[size]
@@ -91,8 +91,8 @@ def machine(device: Any) -> str:
     import psutil
     import torch
 
+    from cory.errors import counted
     from cory.identity import versions
-    from cory.plural import counted
 
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

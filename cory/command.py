@@ -23,8 +23,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from cory.code_files import announce_files
 from cory.config import FREE, Config, Settings, blocks, from_data, keys, unknown_key
-from cory.errors import UserError
-from cory.plural import counted
+from cory.errors import UserError, counted
 from cory.yaml_file import UNREADABLE, parse_yaml, read_yaml, yaml_text
 
 C = TypeVar("C", bound=Config)

@@ -3,13 +3,22 @@
 A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). docs/learners.md derives each mode.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor
 
 from cory.config import CreditMode
 from cory.errors import UserError
+from cory.rewards import score_rollouts
+from cory.streams import Purpose
+
+if TYPE_CHECKING:
+    from cory.agent import Agent
+    from cory.iteration import Batch
+    from cory.trainer import CoryTrainer
 
 
 def assign_credit(
@@ -89,6 +98,21 @@ def _share(
         case _:
             modes = ", ".join(get_args(CreditMode))
             raise UserError(f"cory.credit: expected one of {modes}, got {mode!r}")
+
+
+def rewards_without_reading(
+    trainer: CoryTrainer, k: int, chain: Sequence[Agent], batch: Batch
+) -> list[Tensor]:
+    """For counterfactual credit, each later role's (batch,) task rewards when it reads empty responses."""
+    generators = trainer.generators(Purpose.UNREAD, chain, k)
+    rollouts = []
+    for role in range(1, len(chain)):
+        empty = [""] * len(batch.columns_of(role)["prompt"])
+        rollouts.append(trainer.respond(chain[role], role, batch, [empty] * role, generators[role]))
+    if not rollouts:
+        return []
+    scores = score_rollouts(trainer.task, batch, rollouts, first=1)
+    return [score.total for score in scores]
 
 
 def per_response(values: Tensor, like: Tensor) -> Tensor:

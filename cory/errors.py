@@ -1,4 +1,4 @@
-"""Errors that the user can fix."""
+"""Errors that the user can fix, and counts in messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,3 +24,12 @@ def one_of(where: str, names: Sequence[str], came: Any) -> None:
 
 class NotFinite(UserError):
     """A loss or gradient of an update is not finite; the weights are as before that optimizer step."""
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun, which takes a plain plural.
+
+    >>> counted(1, "iteration"), counted(3, "iteration")
+    ('1 iteration', '3 iterations')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -21,12 +21,10 @@ from huggingface_hub import HfApi, ModelCard, ModelCardData
 
 from cory.command import Arguments, main
 from cory.config import Config
-from cory.errors import UserError
-from cory.evaluation.rows import agents_hash, run_agents
+from cory.errors import UserError, counted
 from cory.identity import is_local
-from cory.plural import counted
 from cory.roles import RolePrompts
-from cory.run.folder import finished_iterations
+from cory.run.folder import agent_index, agents_hash, finished_iterations, run_agents
 from cory.run.settings import named, read_settings
 from cory.run.tables import interval_rows, markdown, markdown_table, printable
 from cory.task_kinds import run_config
@@ -58,7 +56,7 @@ def model_card(
     on_hub: dict[str, None] = {}  # each once
     for agent in agents:
         base, is_folder = _base(agent, config)
-        how = "trained from" if config.is_trained(_index(agent)) else "not trained, a copy of"
+        how = "trained from" if config.is_trained(agent_index(agent)) else "not trained, a copy of"
         where = " (a local folder, not on the Hub)" if is_folder else ""
         origins.append(f"* {agent}: {how} {markdown(base)}{where}")
         if not is_folder:
@@ -108,13 +106,9 @@ def model_card(
     return str(ModelCard(f"---\n{header.to_yaml()}\n---\n\n{text}\n"))
 
 
-def _index(agent: str) -> int:
-    return int(agent.removeprefix("agent_")) - 1
-
-
 def _base(agent: str, config: Config) -> tuple[str, bool]:
     """The model that an agent started from: a Hub id, or the name of a local folder; and whether it is the latter."""
-    name = config.of_agent(_index(agent)).model.name
+    name = config.of_agent(agent_index(agent)).model.name
     is_folder = is_local(name) or Path(config.resolve(name)).is_dir()
     return Path(name).name if is_folder else name, is_folder
 
@@ -131,7 +125,7 @@ def _loading(agent: str, folder: Path, config: Config, repository: str | None) -
         return [f"{agent} = AutoModelForCausalLM.from_pretrained({where})", tokenizer]
     name, is_folder = _base(agent, config)
     base = json.dumps(f"path/to/{name}" if is_folder else name)
-    dtype = config.of_agent(_index(agent)).model.dtype
+    dtype = config.of_agent(agent_index(agent)).model.dtype
     return [
         f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="{dtype}")',
         f"{agent} = PeftModel.from_pretrained(base, {where})",

@@ -1,6 +1,5 @@
 """CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
 
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,9 +11,8 @@ from datasets import Dataset
 
 from cory.agent import Agent
 from cory.config import Config
-from cory.credit import assign_credit
+from cory.credit import assign_credit, rewards_without_reading
 from cory.errors import NotFinite, UserError
-from cory.identity import data_hash, policy_models
 from cory.iteration import Batch, Iteration, draw_batch
 from cory.learners.optimizer import learning_rate_factor
 from cory.learners.records import UpdateStats
@@ -35,9 +33,8 @@ from cory.run.callbacks import (
     load_callbacks,
 )
 from cory.run.checkpoint import CALLBACK, RunState, open_run, resume_command, save
-from cory.run.clock import timed
 from cory.run.folder import Run
-from cory.run.measure import measure, sampled_texts, timings
+from cory.run.measure import measure, sampled_texts, timed, timings
 from cory.run.signals import Interrupted, Signals
 from cory.run.trackers import Trackers
 from cory.streams import Purpose, Stream
@@ -131,9 +128,6 @@ class CoryTrainer:
             if self.run.finished:
                 return self.run
             self.history = self.run.history
-            self._share_folder_with_engine()
-            for agent in self.agents:
-                agent.date = self.run.record["date"]
             self._notify("on_train_begin", self.run)
 
             for k in self._iterations_left():
@@ -176,7 +170,9 @@ class CoryTrainer:
             scores = score_rollouts(self.task, batch, rollouts)
             task_rewards = [score.total for score in scores]
             team_rewards = score_team(self.task, batch, rollouts)
-            baselines = self._rewards_without_reading(k, chain, batch)
+            baselines = []
+            if self.config.cory.credit == "counterfactual":
+                baselines = rewards_without_reading(self, k, chain, batch)
             rewards = assign_credit(
                 task_rewards,
                 self.config.cory.credit,
@@ -238,24 +234,31 @@ class CoryTrainer:
             if role > 0 and self.config.cory.knowledge_transfer:
                 responses = batch.earlier_responses(role, rollouts)
             # Eq. 3: a_1 ~ pi_1(. | s_0), a_2 ~ pi_2(. | s_0, a_1)
-            rollouts.append(self._respond(agent, role, batch, responses, generators[role]))
+            rollouts.append(self.respond(agent, role, batch, responses, generators[role]))
         return rollouts
 
-    def _rewards_without_reading(
-        self, k: int, chain: Sequence[Agent], batch: Batch
-    ) -> list[torch.Tensor]:
-        """For counterfactual credit, each later role's (batch,) task rewards when it reads empty responses."""
-        if self.config.cory.credit != "counterfactual" or len(chain) == 1:
-            return []
-        generators = self.generators(Purpose.UNREAD, chain, k)
-        rollouts = []
-        for role in range(1, len(chain)):
-            empty = [""] * len(batch.columns_of(role)["prompt"])
-            rollouts.append(
-                self._respond(chain[role], role, batch, [empty] * role, generators[role])
-            )
-        scores = score_rollouts(self.task, batch, rollouts, first=1)
-        return [score.total for score in scores]
+    def respond(
+        self,
+        agent: Agent,
+        role: int,
+        batch: Batch,
+        responses: Sequence[Sequence[str]] | None,
+        generator: torch.Generator,
+    ) -> Rollout:
+        """The responses of `agent` as `role`. `responses`: of each earlier role; None: it answers the query alone."""
+        settings = self.task.prompts.settings(role)
+        max_new_tokens = settings.max_new_tokens or batch.max_new_tokens
+        prompts = self.task.prompts_of_role(
+            role,
+            batch.columns_of(role),
+            responses,
+            agent.encode,
+            agent.context_length,
+            max_new_tokens,
+        )
+        rollout = agent.respond(prompts, max_new_tokens, generator, settings.stop)
+        name = self.task.prompts.name(role)
+        return replace(rollout, role=name, branches=batch.branches_of(role))
 
     def update(
         self,
@@ -304,42 +307,12 @@ class CoryTrainer:
         """The agents that learn: all but frozen ones."""
         return [agent for agent in self.agents if agent.is_trained]
 
-    def fingerprint(self) -> dict[str, Any]:
-        """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
-        fingerprint = self.task.fingerprint()
-        if self.eval_dataset is not None:
-            fingerprint["held_out_sha256"] = data_hash(self.eval_dataset)
-        return fingerprint | {"models": policy_models(self.config) | self.task.models()}
-
     def _restart_learners(self, k: int) -> None:
         """Restarts every agent's learner each `cory.reset_every` iterations."""
         reset_every = self.config.cory.reset_every
         if reset_every and k > 0 and k % reset_every == 0:
             for agent in self.agents:
                 agent.restart()
-
-    def _respond(
-        self,
-        agent: Agent,
-        role: int,
-        batch: Batch,
-        responses: Sequence[Sequence[str]] | None,
-        generator: torch.Generator,
-    ) -> Rollout:
-        """The responses of `agent` as `role`. `responses`: of each earlier role; None: it answers the query alone."""
-        settings = self.task.prompts.settings(role)
-        max_new_tokens = settings.max_new_tokens or batch.max_new_tokens
-        prompts = self.task.prompts_of_role(
-            role,
-            batch.columns_of(role),
-            responses,
-            agent.encode,
-            agent.context_length,
-            max_new_tokens,
-        )
-        rollout = agent.respond(prompts, max_new_tokens, generator, settings.stop)
-        name = self.task.prompts.name(role)
-        return replace(rollout, role=name, branches=batch.branches_of(role))
 
     # The run and its callbacks
 
@@ -366,10 +339,3 @@ class CoryTrainer:
             self.state.stopped_by = self.state.stopped_by or CALLBACK
             self.run.say(f"The run ends here, after iteration {done} of {total}.")
         return self.should_stop
-
-    def _share_folder_with_engine(self) -> None:
-        """Makes an engine take over weights through the run's folder."""
-        engine = self.agents[0].engine  # that of all agents
-        if engine is not None:
-            engine.folder = self.run.folder / ".engine"
-            self.run.exits.callback(shutil.rmtree, engine.folder, ignore_errors=True)

@@ -15,8 +15,7 @@ from functools import cache
 from pathlib import Path
 
 from cory.command import Arguments, main
-from cory.errors import UserError
-from cory.plural import counted
+from cory.errors import UserError, counted
 from cory.run.folder import write_text
 from study.cells import markdown_table
 from study.estimates import (

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cory.command import Arguments, main
-from cory.errors import UserError
-from cory.plural import counted
+from cory.errors import UserError, counted
 from cory.run.folder import write_text
 from cory.run.settings import FREE, differences, read_settings
 from study import comparison, held_out, plots

@@ -22,9 +22,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cory.command import Arguments, main
-from cory.errors import UserError, expect
+from cory.errors import UserError, counted, expect
 from cory.identity import is_local
-from cory.plural import counted
 from cory.run.folder import locked
 from study import check_results, engines
 from study.compare import check_out, write_page

@@ -71,7 +71,7 @@ def evaluation_colours(names: Sequence[str]) -> list[Any]:
 
 def _colours_by_agents(agents: Mapping[str, int]) -> dict[str, Any]:
     """`agents`: how many each group has. Those that are the first of neither kind have further colours."""
-    colour_of = {}
+    colour_of: dict[str, Any] = {}
     one = [name for name, count in agents.items() if count == 1]
     several = [name for name, count in agents.items() if count > 1]
     for names, colour in ((one, PPO), (several, CORY)):

@@ -130,12 +130,12 @@ def test_a_run_knows_it_by_its_source(config, tmp_path):
         return lengths(prompts, chains, label)
 
     trainer = make_trainer(config)
-    recorded = trainer.fingerprint()
+    recorded = trainer.task.fingerprint()
     assert (
         recorded["team_reward"].endswith("test_team_reward.lengths")
         and len(recorded["team_reward_sha256"]) == 16
     )
-    assert "team_reward" not in make_trainer(config, None).fingerprint()
+    assert "team_reward" not in make_trainer(config, None).task.fingerprint()
     folder = trainer.train().folder
     again = replace(config, iterations=6, resume=str(folder))
     with pytest.raises(UserError, match=r"fingerprint.team_reward"):

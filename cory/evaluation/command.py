@@ -29,12 +29,11 @@ from cory.config import (
     changed,
     from_data,
 )
-from cory.errors import UserError
-from cory.evaluation.rows import agents_hash, line_up, run_agents
+from cory.errors import UserError, counted
+from cory.evaluation.rows import line_up
 from cory.identity import data_hash, is_local
-from cory.plural import counted
 from cory.roles import query_text, text_of
-from cory.run.folder import filled, locked, new_folder, read_rows
+from cory.run.folder import agents_hash, filled, locked, new_folder, read_rows, run_agents
 from cory.run.report import write_evaluation_report
 from cory.run.settings import named, read_settings
 from cory.run.tables import interval_table

@@ -10,7 +10,6 @@ KL is to the base model under the same prompt: the query for solo rows, the obse
 is loaded with its run's settings (chat template, quantization, remote code) and reads its run's prompts.
 """
 
-import hashlib
 import itertools
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,8 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig, changed
 from cory.errors import UserError
-from cory.identity import check_models, model_identity, policy_models
+from cory.identity import check_models, policy_models
 from cory.roles import RolePrompts
+from cory.run.folder import agent_folders, agent_index, run_agents
 from cory.run.settings import read_settings
 from cory.run.tables import one_line
 from cory.task_kinds import find_kind, run_config
@@ -49,39 +49,6 @@ class Weights(NamedTuple):
     base: ModelConfig
 
 
-def run_agents(folder: Path) -> dict[str, Path]:
-    """A run's saved agents, named RUN/agent_1, ...; empty if it is no run. Raises a UserError if it has not ended.
-
-    Without a summary it has not ended, whatever agents lie there: they may be those of a run that has gone back since.
-    """
-    if not (folder / "config.yaml").exists():
-        return {}
-    agents = agent_folders(folder)
-    if not agents or not (folder / "summary.json").exists():
-        raise UserError(
-            f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
-        )
-    return agents
-
-
-def agent_folders(folder: Path) -> dict[str, Path]:
-    """The agents in a folder, in their order: by their names in an evaluation, FOLDER/agent_1, ..."""
-    agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
-    agents.sort(key=_index)
-    return {f"{folder.name}/{agent.name}": agent for agent in agents}
-
-
-def _index(agent: Path) -> int:
-    """1, of .../agent_2."""
-    return int(agent.name.removeprefix("agent_")) - 1
-
-
-def agents_hash(run: Path) -> str:
-    """A hash of the weights of a run's agents, which differs once it has trained on."""
-    identities = [model_identity(str(agent)) for agent in run_agents(run).values()]
-    return hashlib.sha256(str(identities).encode()).hexdigest()[:16]
-
-
 def agent_weights(run: Path, config: Config, changes: Mapping[str, Any]) -> dict[str, Weights]:
     """How a run's saved agents are loaded, by name. KL is to the model that an agent was trained from.
 
@@ -91,13 +58,13 @@ def agent_weights(run: Path, config: Config, changes: Mapping[str, Any]) -> dict
     """
     weights = {}
     for name, folder in run_agents(run).items():
-        model = config.of_agent(_index(folder)).model
+        model = config.of_agent(agent_index(folder.name)).model
         base = changed(replace(model, name=config.resolve(model.name)), changes)
         if (folder / "adapter_config.json").exists():
             weights[name] = Weights(base, folder, base)
         else:
             full_model = replace(base, name=str(folder), revision=None, quantization="none")
-            if not config.is_trained(_index(folder)):
+            if not config.is_trained(agent_index(folder.name)):
                 base = changed(base_of_saved(base), changes)
             weights[name] = Weights(full_model, None, base)
     return weights
@@ -110,10 +77,10 @@ def base_of_saved(model: ModelConfig) -> ModelConfig:
     if folder not in agent_folders(run).values() or not (run / "config.yaml").exists():
         return model
     config = run_config(run)
-    base = config.of_agent(_index(folder)).model
+    base = config.of_agent(agent_index(folder.name)).model
     base = replace(base, name=config.resolve(base.name), chat_template=model.chat_template)
     # One that was frozen there, too, has the base that it has there.
-    return base if config.is_trained(_index(folder)) else base_of_saved(base)
+    return base if config.is_trained(agent_index(folder.name)) else base_of_saved(base)
 
 
 def same_weights(one: ModelConfig, other: ModelConfig) -> bool:
@@ -252,7 +219,7 @@ def _add_agents(
         # Each agent's KL is to its own base, unless one is named for all.
         base = solo[0].weights.base if settings.base else weights.base
         answers_already = any(same_weights(base, row.weights.model) for row in solo)
-        if config.is_trained(_index(Path(name))) and not answers_already:
+        if config.is_trained(agent_index(name)) and not answers_already:
             solo.append(Row(f"base of {name}", Weights(base, None, base), run_task))
         agents.append(Row(name, weights._replace(base=base), run_task))
         solo.append(agents[-1])

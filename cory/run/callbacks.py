@@ -18,17 +18,15 @@ from tqdm import tqdm
 from cory.agent import Agent
 from cory.code_files import as_list, load
 from cory.config import HELD_OUT_REWARDS, Config
-from cory.errors import UserError
+from cory.errors import UserError, counted
 from cory.hub import model_card
 from cory.iteration import Batch, Iteration
 from cory.metrics import in_training
 from cory.parallel import distributed
-from cory.plural import counted
 from cory.rewards import score_rollouts, score_team
 from cory.roles import query_text
-from cory.run.clock import peak_memory_mb
 from cory.run.folder import BEST, SUMMARY, filled, write_text
-from cory.run.measure import MEANING, NUM_QUERIES, describe
+from cory.run.measure import MEANING, NUM_QUERIES, describe, peak_memory_mb
 from cory.run.report import write_run_report
 from cory.run.tables import (
     ended_early,

@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 import cory.command as command
 from cory.config import Config
 from cory.errors import NotFinite, UserError
-from cory.identity import check_models, versions
+from cory.identity import check_models, data_hash, policy_models, versions
 from cory.parallel import distributed, sharding
 from cory.run.folder import (
     SUMMARY,
@@ -147,7 +147,7 @@ def open_run(trainer: CoryTrainer) -> Iterator[Run]:
     Raises a UserError: the run cannot be continued with these settings, or its folder cannot be written.
     """
     config = trainer.config
-    record = run_record(config, trainer.fingerprint())
+    record = run_record(config, fingerprint(trainer))
     with ExitStack() as lock:
         # The main process looks, and the others follow it.
         found = None
@@ -160,7 +160,7 @@ def open_run(trainer: CoryTrainer) -> Iterator[Run]:
 
         if not has_ended:
             if saved is not None:
-                record["date"] = saved.settings["date"]  # chat templates may write it
+                record["date"] = saved.settings["date"]
                 _load(saved, folder, trainer)
             if distributed.is_main():
                 for file in folder.glob("*.jsonl"):
@@ -172,10 +172,30 @@ def open_run(trainer: CoryTrainer) -> Iterator[Run]:
         run = Run(folder, record, writes, resumed=saved is not None, finished=has_ended)
         with run.exits:
             try:
+                if not has_ended:
+                    _prepare_agents(trainer.agents, run)
                 yield run
             except Exception as error:
                 error.add_note(_advice(folder, error))
                 raise
+
+
+def fingerprint(trainer: CoryTrainer) -> dict[str, Any]:
+    """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
+    result = trainer.task.fingerprint()
+    if trainer.eval_dataset is not None:
+        result["held_out_sha256"] = data_hash(trainer.eval_dataset)
+    return result | {"models": policy_models(trainer.config) | trainer.task.models()}
+
+
+def _prepare_agents(agents: Sequence[Agent], run: Run) -> None:
+    """Tells agents the date of the run, and an engine the folder through which it takes over their weights."""
+    for agent in agents:
+        agent.date = run.record["date"]  # chat templates may write it
+    engine = agents[0].engine  # that of all agents
+    if engine is not None:
+        engine.folder = run.folder / ".engine"
+        run.exits.callback(shutil.rmtree, engine.folder, ignore_errors=True)
 
 
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:

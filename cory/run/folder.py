@@ -4,6 +4,7 @@ What has its name is whole: text and folders are written beside it, under a name
 renamed. Lines of `.jsonl` files are appended; a checkpoint knows how many bytes of them count.
 """
 
+import hashlib
 import itertools
 import json
 import os
@@ -18,6 +19,7 @@ from filelock import FileLock, Timeout
 from tqdm import tqdm
 
 from cory.errors import UserError
+from cory.identity import model_identity
 
 if TYPE_CHECKING:
     from cory.iteration import Iteration
@@ -95,6 +97,39 @@ def finished_iterations(run: Path) -> int | None:
     except (OSError, ValueError, LookupError, TypeError):
         return None
     return iterations if isinstance(iterations, int) else None
+
+
+def run_agents(folder: Path) -> dict[str, Path]:
+    """A run's saved agents, named RUN/agent_1, ...; empty if it is no run. Raises a UserError if it has not ended.
+
+    Without a summary it has not ended, whatever agents lie there: they may be those of a run that has gone back since.
+    """
+    if not (folder / "config.yaml").exists():
+        return {}
+    agents = agent_folders(folder)
+    if not agents or not (folder / SUMMARY).exists():
+        raise UserError(
+            f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
+        )
+    return agents
+
+
+def agent_folders(folder: Path) -> dict[str, Path]:
+    """The agents in a folder, in their order: by their names in an evaluation, FOLDER/agent_1, ..."""
+    agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
+    agents.sort(key=lambda agent: agent_index(agent.name))
+    return {f"{folder.name}/{agent.name}": agent for agent in agents}
+
+
+def agent_index(name: str) -> int:
+    """1, of `agent_2` and of `RUN/agent_2`."""
+    return int(name.rpartition("agent_")[2]) - 1
+
+
+def agents_hash(run: Path) -> str:
+    """A hash of the weights of a run's agents, which differs once it has trained on."""
+    identities = [model_identity(str(agent)) for agent in run_agents(run).values()]
+    return hashlib.sha256(str(identities).encode()).hexdigest()[:16]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

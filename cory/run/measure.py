@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import psutil
 import torch
 
 from cory.agent import Agent
@@ -17,7 +21,11 @@ from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.rewards import measure_responses
 from cory.roles import text_of
-from cory.run.clock import peak_memory_mb
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from cory.task import Task
@@ -209,3 +217,32 @@ def timings(iteration: Iteration, seconds: Mapping[str, float]) -> dict[str, Any
         "tokens_per_second": round(tokens / seconds["total"], 3),
         "peak_memory_mb": round(peak_memory_mb(), 1),
     }
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    """Adds the seconds that its body takes to those of the phase."""
+    started = time.perf_counter()
+    yield
+    for gpu in _gpus_in_use():
+        torch.cuda.synchronize(gpu)  # else the time of queued work would count for the next phase
+    seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
+
+
+def peak_memory_mb() -> float:
+    """Peak memory so far, in MiB: of the fullest GPU if CUDA is used, else of the process."""
+    gpus = _gpus_in_use()
+    if gpus:
+        return max(map(torch.cuda.max_memory_allocated, gpus)) / 2**20
+    if resource is None:
+        memory = psutil.Process().memory_info()
+        return getattr(memory, "peak_wset", memory.rss) / 2**20  # bytes; only Windows has the peak
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _gpus_in_use() -> list[int]:
+    """The GPUs on which this process has allocated memory. Asking the others would take memory of theirs."""
+    if not torch.cuda.is_initialized():
+        return []
+    return [gpu for gpu in range(torch.cuda.device_count()) if torch.cuda.max_memory_allocated(gpu)]

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup
 
+from cory.errors import counted
 from cory.metrics import TITLES
-from cory.plural import counted
 from cory.run.folder import read_rows, write_text
 from cory.run.settings import read_settings
 from cory.run.tables import (
