@@ -103,14 +103,14 @@ def _share(
 def rewards_without_reading(
     trainer: CoryTrainer, k: int, chain: Sequence[Agent], batch: Batch
 ) -> list[Tensor]:
-    """For counterfactual credit, each later role's (batch,) task rewards when it reads empty responses."""
+    """For counterfactual credit, each later role's (batch,) task rewards when it reads empty responses. Else none."""
+    if trainer.config.cory.credit != "counterfactual" or len(chain) == 1:
+        return []
     generators = trainer.generators(Purpose.UNREAD, chain, k)
     rollouts = []
     for role in range(1, len(chain)):
         empty = [""] * len(batch.columns_of(role)["prompt"])
         rollouts.append(trainer.respond(chain[role], role, batch, [empty] * role, generators[role]))
-    if not rollouts:
-        return []
     scores = score_rollouts(trainer.task, batch, rollouts, first=1)
     return [score.total for score in scores]
 

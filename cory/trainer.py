@@ -170,9 +170,7 @@ class CoryTrainer:
             scores = score_rollouts(self.task, batch, rollouts)
             task_rewards = [score.total for score in scores]
             team_rewards = score_team(self.task, batch, rollouts)
-            baselines = []
-            if self.config.cory.credit == "counterfactual":
-                baselines = rewards_without_reading(self, k, chain, batch)
+            baselines = rewards_without_reading(self, k, chain, batch)
             rewards = assign_credit(
                 task_rewards,
                 self.config.cory.credit,
