@@ -19,10 +19,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "learners")]
 
 import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 import test_ppo  # noqa: E402
 import torch  # noqa: E402
-from conftest import save_blank  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
+from conftest import hurry  # noqa: E402
 from test_trainer import count_good, make_trainer  # noqa: E402
 
 from cory import Callback  # noqa: E402
@@ -116,5 +116,5 @@ def work(jobs: str) -> None:
 
 
 def start(jobs: str) -> None:
-    Figure.savefig = save_blank
+    hurry(pytest.MonkeyPatch())
     main(lambda: work(jobs))
