@@ -85,10 +85,10 @@ def test_it_may_take_the_place_of_rewards_of_responses(config):
 
 
 def test_a_run_knows_it_by_its_source(config):
-    recorded = make_trainer(config).fingerprint()
+    recorded = make_trainer(config).task.fingerprint()
     assert recorded["team_reward"].endswith("test_team_reward.lengths")
     assert len(recorded["team_reward_sha256"]) == 16
-    assert "team_reward" not in make_trainer(config, None).fingerprint()
+    assert "team_reward" not in make_trainer(config, None).task.fingerprint()
     named = Reward(lengths, name="team.py:lengths", sha256="abc")
-    recorded = make_trainer(config, named).fingerprint()
+    recorded = make_trainer(config, named).task.fingerprint()
     assert (recorded["team_reward"], recorded["team_reward_sha256"]) == ("team.py:lengths", "abc")

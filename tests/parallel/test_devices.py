@@ -14,7 +14,6 @@ from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig
 from cory.errors import UserError
 from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory
-from cory.run import clock
 
 DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
 
@@ -47,14 +46,6 @@ def test_a_process_that_began_on_a_gpu_goes_on_on_the_cpu(config, monkeypatch):
 )
 def test_a_library_without_memory_is_out_of_memory(message, expected):
     assert is_out_of_memory(RuntimeError(message)) == expected
-
-
-def test_memory_is_that_of_the_gpus_in_use(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", [2**20, 0, 3 * 2**20].__getitem__)
-    assert clock.peak_memory_mb() == 3
 
 
 def outcome(folder: Path):
