@@ -134,17 +134,6 @@ def test_numbers_are_those_of_the_whole_output_layer(
         assert tensor.dtype == torch.float64 and tensor.abs().max() > 1e-3, name
 
 
-def test_half_precision_is_rounded_alike(monkeypatch, tokenizer):
-    settings = {"kl_penalty": "full", "precision": "bf16"}
-    whole, chunked = make_both(monkeypatch, tokenizer, **settings)
-    expected, given = gradients(whole), gradients(chunked)
-    for name in ("kl", "logprobs", "ref_logprobs", "terms"):
-        # A matrix product of another shape may round single tokens the other way, on some processors.
-        same = torch.isclose(given[name], expected[name], rtol=1e-3, atol=1e-4)
-        assert same.float().mean() > 0.9, name
-        assert torch.allclose(given[name], expected[name], rtol=1e-2, atol=1e-3), name
-
-
 class LargestArray(TorchDispatchMode):
     """Counts the positions of the largest array (..., vocabulary) that is made, but for weights."""
 

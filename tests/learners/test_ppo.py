@@ -18,7 +18,6 @@ from cory.learners import losses
 from cory.learners.losses import TokenLogprobs, entropy
 from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
-from cory.models import window
 from cory.models.rollout import Rollout
 from cory.models.window import share_prompts
 
@@ -249,19 +248,6 @@ def test_the_first_epoch_reuses_the_pass_of_the_old_policy(tokenizer):
     assert torch.equal(weights(reusing), weights(plain))
 
 
-def test_a_batch_of_several_mini_batches_reuses_no_pass(tokenizer):
-    """A pioneer with branches after it has fewer rows than a mini-batch, and still as many mini-batches a step."""
-    settings = {"mini_batch_size": 4, "gradient_accumulation_steps": 2}
-    learner, _ = make_learner(tokenizer, **settings)
-    small_passes, _ = make_learner(tokenizer, micro_batch=1, **settings)
-    before = weights(learner)
-    stats, _ = updated(learner, branches=2)
-    expected, _ = updated(small_passes, branches=2)
-    assert stats.metrics() == pytest.approx(expected.metrics(), rel=1e-6, abs=1e-7)
-    assert (weights(learner) - before).norm() > 1e-2
-    assert torch.allclose(weights(learner), weights(small_passes), rtol=0, atol=1e-7)
-
-
 @MINIS
 def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, kl_penalty, split):
     fits = 1 if split else 3
@@ -403,24 +389,6 @@ def test_a_number_that_is_not_finite_ends_before_a_step(tokenizer):
     assert torch.equal(weights(learner), before)
 
 
-def test_batch_equals_row_by_row(tokenizer):
-    model = make_gpt2(tokenizer).double()
-    queries, responses, _ = ragged()
-    with torch.no_grad():
-        batch = window.pack(queries, responses, 0)
-        logits, hidden = window.forward(model, *batch[:3], batch.response_ids.shape[1])
-        for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
-            full = model(input_ids=torch.cat([query, response])[None], output_hidden_states=True)
-            at = slice(len(query) - 1, len(query) + len(response) - 1)
-            assert torch.allclose(
-                logits[row, : len(response)], full.logits[0, at], rtol=1e-5, atol=1e-9
-            )
-            assert torch.allclose(
-                hidden[row, : len(response)], full.hidden_states[-1][0, at], rtol=1e-5, atol=1e-9
-            )
-            assert batch.response_mask[row].sum() == len(response)
-
-
 @pytest.mark.parametrize(
     "settings", [{"reward_scaling": True}, {"reward_scaling": True, "reward_normalization": True}]
 )
@@ -465,18 +433,6 @@ def test_gradients_are_clipped_at_every_step(tokenizer):
     steps(trainer, 1)
     assert len(norms) == 4
     assert norms == pytest.approx([1e-3] * 4, rel=1e-3)
-
-
-def test_constructor_leaves_the_random_streams_alone(tokenizer):
-    make_learner(tokenizer)  # imports and caches aside
-    base = PolicyWithValueHead(make_gpt2(tokenizer))
-    torch.manual_seed(1)
-    np.random.seed(1)
-    expected = (torch.rand(1), np.random.rand())
-    torch.manual_seed(1)
-    np.random.seed(1)
-    PPOLearner(base, copy.deepcopy(base), tokenizer, Config(device="cpu"), torch.device("cpu"))
-    assert (torch.rand(1), np.random.rand()) == expected
 
 
 @pytest.mark.parametrize("whiten_rewards", [False, True])
