@@ -78,11 +78,6 @@ def test_credit_equals_a_plain_loop(weight, roles):
             ), mode
 
 
-def test_cooperation_gives_both_agents_the_sum():
-    rewards = [torch.tensor([1.0, -2.0]), torch.tensor([0.5, 4.0])]
-    assert [reward.tolist() for reward in assign_credit(rewards)] == [[1.5, 2.0], [1.5, 2.0]]
-
-
 def test_paper_prompts():
     prompts = RolePrompts(
         "{prompt}", 'I can make this sentence "{prompt}{response}" more positive: {prompt}'

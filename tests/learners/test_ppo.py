@@ -15,7 +15,6 @@ import cory.learners.learner
 from cory.config import Config, PPOConfig
 from cory.errors import NotFinite
 from cory.learners import losses
-from cory.learners.losses import TokenLogprobs, entropy
 from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.models.rollout import Rollout
@@ -164,17 +163,6 @@ def test_equals_stock_trl(tokenizer, kl_penalty, split):
     assert (weights(stock) - weights(ours)).norm() <= 1e-5 * update
 
 
-def test_padding_side_changes_no_number(tokenizer):
-    results = []
-    for side in ("left", "right"):
-        tokenizer.padding_side = side
-        trainer, _ = make_learner(tokenizer, kl_penalty="full")
-        results.append((steps(trainer), weights(trainer)))
-    tokenizer.padding_side = "right"
-    assert results[0][0] == results[1][0]
-    assert torch.equal(results[0][1], results[1][1])
-
-
 # With each kind of KL.
 MINIS = pytest.mark.parametrize(
     ("kl_penalty", "split"),
@@ -197,17 +185,6 @@ def test_micro_batches_change_no_number(tokenizer, kl_penalty, split):
     whole, _ = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
     pieces, _ = make_learner(tokenizer, kl_penalty=kl_penalty, micro_batch=3, **split)
     assert_same_update(whole, pieces, tokenizer)
-
-
-def updated(learner, branches):
-    """The statistics of one update on `batch_size / branches` rows, and how many rows each forward pass had."""
-    queries, responses, scores = ragged(rows=8 // branches)
-    passes = []
-    forward = learner.forward
-    learner.forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
-    learner.config.branches = branches
-    (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.RandomState(0))
-    return stats, passes
 
 
 @MINIS
@@ -235,17 +212,6 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
     assert torch.allclose(targets, plain_targets, rtol=1e-5, atol=1e-6)
     assert plain_step.norm() > 1e-2
     assert (step - plain_step).norm() <= 1e-5 * plain_step.norm()
-
-
-def test_the_first_epoch_reuses_the_pass_of_the_old_policy(tokenizer):
-    reusing, _ = make_learner(tokenizer)
-    plain, _ = make_learner(tokenizer)
-    plain._evaluate_old = plain.evaluate
-    stats, passes = updated(reusing, branches=1)
-    plain_stats, plain_passes = updated(plain, branches=1)
-    assert len(passes) == len(plain_passes) - 1 == reusing.ppo.ppo_epochs
-    assert stats == plain_stats
-    assert torch.equal(weights(reusing), weights(plain))
 
 
 @MINIS
@@ -288,18 +254,6 @@ def test_memory_that_runs_out_for_good_and_other_errors_are_errors(tokenizer, er
     with warnings.catch_warnings(), pytest.raises(type(error)):
         warnings.simplefilter("ignore")
         steps(learner, 1)
-
-
-def test_gradient_of_token_logprobs():
-    logits = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    ids = torch.randint(0, 5, (2, 3))
-    assert torch.autograd.gradcheck(lambda x: TokenLogprobs.apply(x, ids)[0], logits)
-
-
-def test_entropy_is_that_of_the_distribution():
-    logits = torch.randn(5, 3, 7)
-    expected = torch.distributions.Categorical(logits=logits).entropy()
-    assert torch.allclose(entropy(logits.log_softmax(-1), 2), expected, atol=1e-6)
 
 
 def test_a_ratio_above_the_threshold_drops_the_gradient(tokenizer):

@@ -76,26 +76,6 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
         assert size == len(adapters(agent)) + 2  # and the value head
 
 
-def test_shared_base_equals_separate_copies(config, tmp_path):
-    """Agents with devices of their own have copies."""
-    results = []
-    for shared in (True, False):
-        agents = [] if shared else [{"device": "cpu"}, {"device": "cpu"}]
-        trainer = make_trainer(replace(lora(config), agents=agents))
-        records = [record for k in range(4) for record in run_iteration(trainer, k)]
-        results.append((records, [adapters(agent) for agent in trainer.agents]))
-        assert (trainer.agents[0].learner.policy is trainer.agents[1].learner.policy) == shared
-    for a, b in zip(results[0][0], results[1][0], strict=True):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert a[key] == (
-                pytest.approx(b[key], rel=1e-5) if isinstance(a[key], float) else b[key]
-            )
-    for a, b in zip(results[0][1], results[1][1], strict=True):
-        for key in a:
-            assert torch.allclose(a[key], b[key], rtol=1e-5, atol=1e-8)
-
-
 def logits(model, ids):
     with torch.no_grad():
         return model.eval()(input_ids=ids).logits
