@@ -16,7 +16,7 @@ from cory.command import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.metrics import pass_at_k
-from cory.models.text import encode, plain_texts
+from cory.models.text import encode
 from cory.roles import RolePrompts
 from gsm8k_train import toy
 from gsm8k_train.answers import correct, gold
@@ -96,15 +96,6 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
     whole = tokenizer.decode((tokenizer("a story")["input_ids"] * 20)[:20])
     assert texts == ["some good bad", whole, " Question:"]
     assert completions == ["some ", whole, " "]
-
-
-def test_greedy_is_the_likeliest_token(config, tokenizer):
-    agent = make_agents(replace(config, sampling=SamplingConfig(8, 8, top_k=1)))[0]
-    query = torch.tensor(tokenizer("the film")["input_ids"])
-    drawn = [agent.respond(["the film"], 8, torch.Generator()).completions[0] for _ in range(2)]
-    greedy = {"do_sample": False, "max_new_tokens": 8, "pad_token_id": 1}
-    expected = agent.policy.generate(query[None], **greedy)[0, len(query) :]
-    assert drawn == plain_texts(tokenizer, [expected]) * 2
 
 
 def test_a_chat_template_puts_everything_into_one_turn_and_is_given_its_options(
