@@ -129,6 +129,9 @@ def test_without_knowledge_transfer_the_observer_reads_the_query(config):
     trainer = make_trainer(config)
     rollouts = trainer.iteration(0).rollouts
     assert rollouts[1].prompts == trainer.task.batch(0, 8, config.seed)["prompt"]
+    # Both agents begin as the same model; each role draws for itself.
+    assert rollouts[0].prompts == rollouts[1].prompts
+    assert rollouts[0].completions != rollouts[1].completions
 
 
 @pytest.mark.parametrize("agents", [1, 3])

@@ -231,17 +231,3 @@ def test_a_number_round_trips(digits, places, style, unit, minus, template):
     assert extract(text) == Fraction(value)
     assert correct(text, Fraction(value))
     assert not correct(text, Fraction(value) + 1)
-
-
-@settings(deadline=None, max_examples=200, derandomize=True)
-@given(
-    st.integers(0, 999), st.integers(0, 9999), st.integers(1, 9999), st.booleans(), st.booleans(),
-    st.sampled_from(TEMPLATES),
-)  # fmt: skip
-def test_a_fraction_round_trips(whole, over, under, latex, negative, template):
-    value = Fraction(over, under)
-    number = rf"\frac{{{over}}}{{{under}}}" if latex else f"{over}/{under}"
-    if whole and over < under:
-        value, number = value + whole, f"{whole}{number}" if latex else f"{whole} {number}"
-    text = template.format("-" * negative + number)
-    assert extract(text) == (-value if negative else value)
