@@ -82,23 +82,25 @@ def save_blank(figure, target, **_):
     Image.new("RGB", (1, 1)).save(target, "PNG")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quick_runs():
-    """Hundreds of runs draw no figure, wait for no disk, and ask git for the commit once."""
+def hurry(patch: pytest.MonkeyPatch) -> None:
+    """Runs draw no figure, wait for no disk, and ask git for the commit once."""
     commit = versions.commit
     folder = Path(versions.__file__).parent
     try:
         own = commit(folder)
     except (OSError, subprocess.SubprocessError):  # no checkout
         own = None
+    patch.setattr(os, "fsync", lambda descriptor: None)  # no disk here loses power
+    patch.setattr(Figure, "savefig", save_blank)
+    patch.setattr(plots, "plot_curves", lambda history, path, *_, **__: save_blank(None, path))
+    if own is not None:
+        patch.setattr(versions, "commit", lambda at: own if at == folder else commit(at))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_runs():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            os, "fsync", lambda descriptor: None
-        )  # a disk that loses power is none of them
-        patch.setattr(Figure, "savefig", save_blank)
-        patch.setattr(plots, "plot_curves", lambda history, path, *_, **__: save_blank(None, path))
-        if own is not None:
-            patch.setattr(versions, "commit", lambda at: own if at == folder else commit(at))
+        hurry(patch)
         yield
 
 

@@ -1,29 +1,44 @@
-"""Configuration files and flags."""
+"""Settings: the shipped files, what an entry changes, and what is refused, by its key."""
 
-import json
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from conftest import ROOT
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
 from cory.command import as_config, load, read_config
-from cory.config import AgentConfig, Config, LoraConfig, ModelConfig, PPOConfig, keys
+from cory.config import (
+    AgentConfig,
+    Config,
+    CoryConfig,
+    LoraConfig,
+    ModelConfig,
+    PPOConfig,
+    SamplingConfig,
+)
 from cory.errors import UserError
-from cory.own_task import OwnConfig
+from cory.models.load import quantization
+from cory.models.lora import add_adapter
+from cory.roles import RolePrompts
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 
-CONFIGS = sorted((ROOT / "configs/imdb").glob("*.yaml"))
-GSM8K_CONFIGS = sorted((ROOT / "configs/gsm8k").glob("*.yaml"))
-TABLE_1 = {
-    "learning_rate": 1.41e-5, "ppo_epochs": 4, "batch_size": 256, "mini_batch_size": 256,
-    "gradient_accumulation_steps": 1, "init_kl_coef": 0.3, "gamma": 1.0, "lam": 0.95, "cliprange": 0.2,
-    "cliprange_value": 0.2, "vf_coef": 0.1,
-}  # fmt: skip
-SCRIPTS = ("imdb_train/cory.py", "imdb_train/ppo.py", "gsm8k_train/cory.py", "gsm8k_train/ppo.py")
+KINDS = {"imdb": ImdbConfig, "gsm8k": Gsm8kConfig}
+FILES = sorted(path for kind in KINDS for path in (ROOT / "configs" / kind).glob("*.yaml"))
+MODELS = {
+    "openai-community/gpt2": GPT2Config,
+    "openai-community/gpt2-large": GPT2Config,
+    "openai-community/gpt2-xl": GPT2Config,
+    "meta-llama/Llama-2-7b-chat-hf": LlamaConfig,
+    "meta-llama/Llama-2-13b-chat-hf": LlamaConfig,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": LlamaConfig,
+    "Qwen/Qwen2.5-0.5B-Instruct": Qwen2Config,
+    "Qwen/Qwen3-0.6B": Qwen3Config,
+}
 
 
 def flat(tree, prefix=""):
@@ -34,186 +49,101 @@ def flat(tree, prefix=""):
             yield prefix + key, value
 
 
-@pytest.fixture
-def printed(command):
-    """The settings that a script prints, flat."""
-
-    def run(script: str, *flags: str) -> dict:
-        status, out, error = command(ROOT / script, *flags, "--print_config")
-        assert status == 0, error
-        return dict(flat(yaml.safe_load(out)))
-
-    return run
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_mistakes_are_found_before_settings_are_printed(script, command):
-    for flags, message in (
-        (["--ppo.learning_rat", "3"], "ppo.learning_rat: "),
-        (["--ppo.reward_normalization"], "ppo.reward_normalization: "),
-    ):
-        status, out, error = command(ROOT / script, "--print_config", *flags)
-        assert (status, out) == (2, "") and message in error
-
-
-@pytest.mark.parametrize(
-    "path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
-def test_shipped_configs_state_only_what_differs_from_the_defaults(path):
-    config_class = ImdbConfig if path in CONFIGS else Gsm8kConfig
-    defaults = dict(flat(asdict(config_class())))
-    stated = dict(flat(yaml.safe_load(path.read_text())))
+@pytest.mark.parametrize("file", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_a_shipped_file_is_short_and_accepted(file):
+    kind = KINDS[file.parent.name]
+    # It states only what differs from the defaults.
+    defaults = dict(flat(asdict(kind())))
+    stated = dict(flat(yaml.safe_load(file.read_text())))
     assert [key for key, value in stated.items() if defaults[key] == value] == []
 
+    # CORY and PPO differ in the number of agents alone.
+    config = load(kind, None, ["--config", str(file)])
+    cory = dict(flat(asdict(config)))
+    ppo = dict(flat(asdict(load(kind, None, ["--config", str(file)], single_agent=True))))
+    assert {key for key in cory if cory[key] != ppo[key]} == {"cory.num_agents"}
+    assert (cory["cory.num_agents"], ppo["cory.num_agents"]) == (2, 1)
+
+    # Each role reads the query, the observer also the response.
+    prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
+    assert "Q1" in prompts.render(0, {"prompt": "Q1"}, None)
+    observed = prompts.render(1, {"prompt": "Q1"}, ["R1"])
+    assert "Q1" in observed and "R1" in observed
+
+    assert config.model.name in (*MODELS, "tiny")
+    if config.lora.rank:  # an adapter on each of two narrow layers
+        sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
+        sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
+        model = AutoModelForCausalLM.from_config(MODELS[config.model.name](vocab_size=320, **sizes))
+        adapted = add_adapter(model, "agent_1", LoraConfig(rank=config.lora.rank))
+        weights = [name for name, _ in adapted.named_parameters() if "lora_A" in name]
+        assert all(any(f".{layer}." in name for name in weights) for layer in range(2))
+    if config.model.quantization != "none":
+        pytest.importorskip("bitsandbytes")
+        options = quantization(config.model, torch.device("cuda"))
+        assert options["quantization_config"].load_in_4bit
+        assert options["device_map"] == {"": torch.device("cuda")}
+
+
+TABLE_1 = {
+    "iterations": 100, "cory.exchange_period": 5, "ppo.learning_rate": 1.41e-5, "ppo.ppo_epochs": 4,
+    "ppo.batch_size": 256, "ppo.mini_batch_size": 256, "ppo.gradient_accumulation_steps": 1,
+    "ppo.init_kl_coef": 0.3, "ppo.gamma": 1.0, "ppo.lam": 0.95, "ppo.cliprange": 0.2,
+    "ppo.cliprange_value": 0.2, "ppo.vf_coef": 0.1, "ppo.kl_penalty": "full",
+    "task.min_query_tokens": 2, "task.max_query_tokens": 8,
+}  # fmt: skip
+TABLE_2 = {key: value for key, value in TABLE_1.items() if key.startswith("ppo.")} | {
+    "iterations": 100, "ppo.learning_rate": 1e-5, "ppo.batch_size": 32, "ppo.mini_batch_size": 2,
+    "ppo.gradient_accumulation_steps": 16, "ppo.init_kl_coef": 0.01,
+    "model.quantization": "4bit", "sampling.stop": ["Question:"],
+}  # fmt: skip
+FASTER = {"ppo.learning_rate": 1e-4}
+
 
 @pytest.mark.parametrize(
-    "path", CONFIGS + GSM8K_CONFIGS, ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
-def test_both_scripts_read_a_file_and_differ_in_the_number_of_agents_alone(path, printed):
-    folder = f"{path.parent.name}_train"
-    cory, ppo = (
-        printed(f"{folder}/{script}.py", "--config", str(path)) for script in ("cory", "ppo")
-    )
-    assert {key: (cory[key], ppo[key]) for key in cory if cory[key] != ppo[key]} == {
-        "cory.num_agents": (2, 1)
-    }
-
-
-@pytest.mark.parametrize(
-    "name", ["llama2_7b", "llama2_13b", "llama2_7b_lr1e-4", "llama2_13b_lr1e-4"]
-)
-def test_llama_configs_have_the_values_of_table_2(name):
-    config = load(Gsm8kConfig, ROOT / f"configs/gsm8k/{name}.yaml", [])
-    expected = TABLE_1 | {
-        "learning_rate": 1e-4 if name.endswith("_lr1e-4") else 1e-5, "batch_size": 32, "mini_batch_size": 2,
-        "gradient_accumulation_steps": 16, "init_kl_coef": 0.01,
-    }  # fmt: skip
-    assert {key: getattr(config.ppo, key) for key in expected} == expected
-    assert config.model.quantization == "4bit" and config.lora.rank > 0
-    assert config.iterations == 100 and config.sampling.stop == ["Question:"]
-
-
-@pytest.mark.parametrize("name", ["gpt2", "gpt2_large", "gpt2_xl"])
-def test_paper_configs_have_the_values_of_table_1(name):
-    config = load(ImdbConfig, ROOT / f"configs/imdb/{name}.yaml", [])
-    assert {key: getattr(config.ppo, key) for key in TABLE_1} == TABLE_1
-    assert config.iterations == 100 and config.ppo.kl_penalty == "full"
-    assert config.cory.exchange_period == 5
-    assert (config.task.min_query_tokens, config.task.max_query_tokens) == (2, 8)
-
-
-def test_published_code_has_the_values_of_the_authors_code():
-    config = load(ImdbConfig, ROOT / "configs/imdb/published_code.yaml", [])
-    assert (
-        config.cory.reset_every == config.cory.exchange_period == 5
-        and config.ppo.reward_scaling
-        and config.ppo.reward_normalization
-    )
-    assert config.ppo.init_kl_coef == 0.4 and config.sampling.repetition_penalty == 1.1
-    assert (config.sampling.min_new_tokens, config.sampling.max_new_tokens) == (4, 15)
-    assert config.iterations == 97 and config.task.min_chars == 100
-
-
-def test_published_utilities_have_their_values():
-    config = load(Gsm8kConfig, ROOT / "configs/gsm8k/published_code.yaml", [])
-    ppo, sampling = config.ppo, config.sampling
-    assert (ppo.ppo_epochs, ppo.learning_rate, ppo.init_kl_coef, ppo.adaptive_kl) == (
-        1,
-        1e-4,
-        0.1,
-        False,
-    )
-    assert (sampling.top_k, sampling.top_p, sampling.repetition_penalty) == (10, 0.7, 1.1)
-    assert config.task.observer_prompt.endswith(
-        "Question: {prompt}\nReference: {response}\nAnswer:"
-    )
-    llama = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b.yaml", [])
-    assert (
-        config.task.pioneer_prompt.split() == llama.task.pioneer_prompt.split()
-        and config.model == llama.model
-    )
-
-
-def test_flags_override_the_file():
-    path = ROOT / "configs/imdb/tiny.yaml"
-    config = load(
-        ImdbConfig,
-        CONFIGS[0],
-        ["--config", str(path), "--ppo.batch_size", "128", "--task.split", "test"],
-    )
-    assert (config.ppo.batch_size, config.task.split, config.ppo.learning_rate) == (
-        128,
-        "test",
-        1e-4,
-    )
+    ("file", "expected"),
+    [
+        *((f"imdb/{name}", TABLE_1) for name in ("gpt2", "gpt2_large", "gpt2_xl")),
+        *((f"gsm8k/llama2_{size}", TABLE_2) for size in ("7b", "13b")),
+        *((f"gsm8k/llama2_{size}_lr1e-4", TABLE_2 | FASTER) for size in ("7b", "13b")),
+        (
+            "imdb/published_code",
+            {"iterations": 97, "cory.reset_every": 5, "cory.exchange_period": 5, "task.min_chars": 100,
+             "ppo.reward_scaling": True, "ppo.reward_normalization": True, "ppo.init_kl_coef": 0.4,
+             "sampling.repetition_penalty": 1.1, "sampling.min_new_tokens": 4, "sampling.max_new_tokens": 15},
+        ),
+        (
+            "gsm8k/published_code",
+            {"ppo.ppo_epochs": 1, "ppo.learning_rate": 1e-4, "ppo.init_kl_coef": 0.1, "ppo.adaptive_kl": False,
+             "sampling.top_k": 10, "sampling.top_p": 0.7, "sampling.repetition_penalty": 1.1},
+        ),
+    ],
+)  # fmt: skip
+def test_settings_of_the_paper_and_of_its_code(file, expected):
+    config = load(KINDS[file.split("/")[0]], ROOT / f"configs/{file}.yaml", [])
+    settings = dict(flat(asdict(config)))
+    assert {key: settings[key] for key in expected} == expected
 
 
 def test_ppo_trains_the_first_agent_alone_whatever_the_file_says(tmp_path):
     path = tmp_path / "three.yaml"
     path.write_text(
         "cory: {num_agents: 2, chain_length: 3}\nagents: [{learning_rate: 0.5}, {learning_rate: 0.25}]\n"
+        "roles: [{name: writer}, {name: critic}, {}]\n"
     )
     argv = ["--config", str(path)]
     config, name = read_config(ImdbConfig, None, "imdb_ppo", single_agent=True, argv=argv)
-    assert (config.cory.num_agents, config.cory.num_roles) == (1, 1)
+    assert (config.cory.num_agents, config.cory.num_roles, config.branches) == (1, 1, 1)
     assert config.agents == [AgentConfig(learning_rate=0.5)]
+    assert [role.name for role in config.roles] == ["writer"]
     assert name == "imdb_ppo_three"
     config, name = read_config(ImdbConfig, None, "imdb_cory", argv=argv)
     assert (config.cory.num_agents, config.cory.num_roles) == (2, 3)
+    assert [role.name for role in config.roles] == ["writer", "critic", None]
     assert name == "imdb_cory_three"
-
-
-@pytest.mark.parametrize("key", ["cory.num_agents", "cory.chain_length", "branches"])
-def test_ppo_scripts_refuse_a_second_agent_or_role(key, command):
-    for flags in ([f"--{key}", "2"], [f"--{key}=2"]):
-        status, out, error = command(ROOT / "imdb_train/ppo.py", *flags)
-        assert (status, out) == (2, "") and error.startswith(f"error: {key}: ")
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_a_complete_file_is_read_by_the_script_that_printed_it(script, tmp_path, printed):
-    """As config.yaml of a run is."""
-    settings = printed(script, "--seed", "3")
-    task, name = script.removesuffix(".py").split("_train/")
-    config = load(
-        {"imdb": ImdbConfig, "gsm8k": Gsm8kConfig}[task],
-        ROOT / f"configs/{task}/tiny.yaml",
-        ["--seed", "3"],
-        single_agent=name == "ppo",
-    )
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(asdict(config) | {"versions": {}, "fingerprint": None}))
-    assert printed(script, "--config", str(path)) | {
-        "versions": {},
-        "fingerprint": None,
-    } == settings | {
-        "versions": {},
-        "fingerprint": None,
-    }
-
-
-def test_entries_of_agents_and_roles_are_printed(printed):
-    settings = printed(
-        "imdb_train/cory.py",
-        "--agents=[{}, {trained: false, model: {name: partner}}]",
-        "--roles=[{name: writer}, {stop: [end]}]",
-    )
-    assert settings["agents"][1]["model"] == {"name": "partner"}
-    assert [agent["trained"] for agent in settings["agents"]] == [True, False]
-    assert [role["name"] for role in settings["roles"]] == ["writer", None]
-    assert settings["roles"][1]["stop"] == ["end"]
-
-
-def test_texts_of_roles_that_look_like_yaml_stay_texts(tmp_path):
-    prompts = ["Question: {prompt}\nAnswer:", "12", "[{prompt}]"]
-    path = tmp_path / "roles.yaml"
-    settings = {"cory": {"num_agents": 3}, "roles": [{"prompt": text} for text in prompts]}
-    path.write_text(yaml.safe_dump(settings))
-    config = load(OwnConfig, path, [])
-    assert [role.prompt for role in config.roles] == prompts
-    entries = f"--roles={json.dumps(settings['roles'])}"
-    config = load(OwnConfig, path, ["--cory.num_agents=3", entries])
-    assert [role.prompt for role in config.roles] == prompts
+    for key in ("cory.num_agents", "cory.chain_length", "branches"):
+        with pytest.raises(UserError, match=f"^{key}: "):
+            load(ImdbConfig, None, [f"--{key}=2"], single_agent=True)
 
 
 def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
@@ -234,6 +164,22 @@ def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
 
     # As config.yaml of a run has it.
     assert replace(config, agents=asdict(config)["agents"]) == config
+    # Quantized agents may have adapters of their own.
+    entries = [{"lora": {"rank": 8}}, {"lora": {"rank": 8}}]
+    Config(model=ModelConfig("policy", quantization="4bit"), agents=entries).check()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "chains"),
+    [("ppo", 1), ("reinforce", 1), ("grpo", 4), ("dr_grpo", 4), ("rloo", 4)],
+)
+def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains):
+    """Of a whole file, too, as a run's config.yaml is: it says `auto`, as the command line did."""
+    flag = ["--algorithm", algorithm]
+    config = load(ImdbConfig, FILES[-1], flag)
+    assert config.chains_per_query == chains
+    assert as_config(ImdbConfig, asdict(config), Path("config.yaml")) == config
+    assert load(ImdbConfig, FILES[-1], [*flag, "--group_size", "2"]).chains_per_query == 2
 
 
 def test_a_value_is_checked_where_it_is_assigned():
@@ -248,48 +194,47 @@ def test_a_value_is_checked_where_it_is_assigned():
         (lambda: PPOConfig(-1.0), "ppo.learning_rate"),
         (lambda: setattr(config.cory, "weight", math.inf), "cory.weight"),
         (lambda: Config(agents=[{}, {"learning_rate": "fast"}]), "agents.1.learning_rate"),
+        (lambda: Config(agents=[{}, {"trained": "no"}]), "agents.1.trained"),
+        (lambda: Config(agents=[{"device": 3}] * 2), "agents.0.device"),
         (lambda: Config(roles=[{"nam": "poet"}]), "roles.0.nam"),
+        (lambda: Config(roles=[{"max_new_tokens": 0}, {}]), "roles.0.max_new_tokens"),
+        (lambda: Config(roles=[{"stop": [""]}, {}]), "roles.0.stop"),
+        (lambda: Config(branches=0), "branches"),
     ):
         with pytest.raises(UserError) as error:
             assign()
-        assert str(error.value).startswith(f"{key}: ") and "\n" not in str(error.value)
+        assert str(error.value).startswith(f"{key}") and "\n" not in str(error.value)
     assert config == ImdbConfig()
 
 
-def test_keys_may_be_assigned_one_after_the_other_and_are_checked_together():
-    config = ImdbConfig()
-    config.ppo.mini_batch_size = 512  # more than the batch, until that is assigned, too
-    with pytest.raises(UserError, match=r"ppo.batch_size: expected a multiple of mini_batch_size"):
-        config.check()
-    config.ppo.batch_size = 512
-    config.check()
-
-
-def test_quantized_agents_may_have_adapters_of_their_own():
-    model = ModelConfig("policy", quantization="4bit")
-    config = Config(model=model, agents=[{"lora": {"rank": 8}}, {"lora": {"rank": 8}}])
-    config.check()
-    config.agents = [AgentConfig(lora={"rank": 8}), AgentConfig()]
-    with pytest.raises(UserError, match=r"agents\.1\.model.quantization: expected lora.rank above"):
-        config.check()
-
-
-def test_print_config_prints_every_key(printed):
-    assert set(printed("imdb_train/cory.py")) == set(keys(ImdbConfig))
-
-
 @pytest.mark.parametrize(
-    ("algorithm", "chains"),
-    [("ppo", 1), ("reinforce", 1), ("grpo", 4), ("dr_grpo", 4), ("rloo", 4)],
-)
-def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains):
-    """Of a whole file, too, as a run's config.yaml is: it says `auto`, as the command line did."""
-    config = load(ImdbConfig, CONFIGS[0], ["--algorithm", algorithm])
-    assert config.chains_per_query == chains
-    assert as_config(ImdbConfig, asdict(config), Path("config.yaml")) == config
-    assert (
-        load(
-            ImdbConfig, CONFIGS[0], ["--algorithm", algorithm, "--group_size", "2"]
-        ).chains_per_query
-        == 2
-    )
+    ("key", "changes"),
+    [
+        ("agents", {"agents": [{}]}),
+        ("agents", {"agents": [{"trained": False}] * 2}),
+        ("agents.1.learning_rate", {"agents": [{}, {"trained": False, "learning_rate": 1e-5}]}),
+        ("agents.1.lora", {"agents": [{}, {"trained": False, "lora": {"rank": 2}}]}),
+        ("agents.1.device", {"agents": [{"device": "cpu"}, {}]}),
+        ("agents.1.trained", {"agents": [{}, {"trained": False}], "sampling": SamplingConfig(engine="vllm")}),
+        ("roles", {"roles": [{}]}),
+        ("roles.1.name", {"roles": [{"name": "a"}, {"name": "a"}]}),
+        ("roles.1.name", {"roles": [{"name": "observer"}, {}]}),
+        ("roles.0.name", {"roles": [{"name": "responses"}, {}]}),
+        ("roles.0.name", {"roles": [{"name": "the writer"}, {}]}),
+        ("roles.1.prompt", {"roles": [{}, {"prompt": "{prompt}"}], "cory": CoryConfig(knowledge_transfer=False)}),
+        ("ppo.batch_size", {"branches": 3}),
+        ("ppo.batch_size", {"branches": 4, "group_size": 4}),
+        ("ppo.batch_size", {"ppo": PPOConfig(mini_batch_size=512)}),
+        ("branches", {"branches": 2, "cory": CoryConfig(num_agents=3)}),
+        ("branches", {"branches": 2, "cory": CoryConfig(num_agents=1)}),
+        ("branches", {"branches": 8}),
+        ("branches", {"branches": 4, "ppo": PPOConfig(batch_size=8, mini_batch_size=1, gradient_accumulation_steps=4)}),
+        ("model.quantization", {"model": ModelConfig("x", quantization="4bit")}),
+        ("agents.1.model.quantization",
+         {"model": ModelConfig("x", quantization="4bit"), "agents": [{"lora": {"rank": 8}}, {}]}),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_go_together_are_refused(config, key, changes):
+    with pytest.raises(UserError) as error:
+        replace(config, **changes).check()
+    assert str(error.value).startswith(f"{key}: ")

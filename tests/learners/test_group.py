@@ -18,9 +18,7 @@ from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages
 from cory.learners.optimizer import (
     learning_rate_factor,
-    load_tensors,
     make_optimizer,
-    tensors_of,
 )
 from cory.models.window import share_prompts
 
@@ -110,9 +108,19 @@ def test_kl_is_in_the_loss_of_grpo_and_its_variant_by_default(tokenizer):
     assert places == ["reward", "reward", "loss", "loss"]
 
 
-@pytest.mark.parametrize("kl_in", ["reward", "loss"])
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce"])
-@pytest.mark.parametrize("shared", [False, True], ids=["prompts differ", "groups share prompts"])
+@pytest.mark.parametrize(
+    ("algorithm", "kl_in", "shared"),
+    [
+        ("grpo", "reward", True),
+        ("grpo", "loss", False),
+        ("dr_grpo", "reward", False),
+        ("dr_grpo", "loss", True),
+        ("rloo", "reward", False),
+        ("rloo", "loss", True),
+        ("reinforce", "reward", True),
+        ("reinforce", "loss", False),
+    ],
+)
 def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in, shared, monkeypatch):
     laid_out = []
     monkeypatch.setattr(
@@ -179,9 +187,12 @@ def test_equal_rewards_give_no_gradient(tokenizer):
 
 
 @pytest.mark.parametrize(
-    "split", [{"micro_batch": 3}, {"mini_batch_size": 4, "gradient_accumulation_steps": 2}]
+    ("algorithm", "split"),
+    [
+        ("grpo", {"micro_batch": 3}),
+        ("rloo", {"mini_batch_size": 4, "gradient_accumulation_steps": 2}),
+    ],
 )
-@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
 def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     results = []
     learners = [make(tokenizer, algorithm, ppo_epochs=1, **settings) for settings in (split, {})]
@@ -220,19 +231,7 @@ def test_the_ratio_that_is_watched_is_the_one_in_the_loss(algorithm, of_response
     assert mean == pytest.approx(math.exp(5.0 if of_responses else 0.1), rel=1e-4)
 
 
-def test_no_value_head_and_no_moments_of_one(tokenizer):
-    learner = make(tokenizer, "grpo", optimizer=("Adam", {}))
-    update(learner, *ragged())
-    tensors, _ = learner.save_state()
-    assert not any("v_head" in name for name in tensors)
-    weights = sum(p.numel() for p in learner.policy.parameters())
-    moments = sum(x.numel() for name, x in tensors.items() if "exp_avg" in name)
-    assert moments == 2 * weights
-
-
-@pytest.mark.parametrize(
-    "name", ["Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adafactor", "NAdam"]
-)
+@pytest.mark.parametrize("name", ["Adam", "SGD", "Adafactor", "NAdam"])
 def test_any_of_torchs_optimizers_is_resumed_to_the_bit(tokenizer, name):
     options = {"momentum": 0.9} if name == "SGD" else {}
     whole, first, second = (make(tokenizer, "rloo", optimizer=(name, options)) for _ in range(3))
@@ -246,44 +245,16 @@ def test_any_of_torchs_optimizers_is_resumed_to_the_bit(tokenizer, name):
     )
 
 
-def test_numbers_that_nadam_keeps_on_the_cpu_come_back_to_it():
-    """From another device it would fetch each of them at each step; no device is like `meta`, which has no values."""
-    trained = {"weight": torch.nn.Parameter(torch.ones(2))}
-    optimizer = torch.optim.NAdam(trained.values())
-    trained["weight"].grad = torch.ones(2)
-    optimizer.step()
-    saved = tensors_of(trained, optimizer)
-    elsewhere = {"weight": torch.nn.Parameter(torch.ones(2, device="meta"))}
-    resumed = torch.optim.NAdam(elsewhere.values())
-    load_tensors(saved, elsewhere, resumed)
-    devices = {key: x.device.type for key, x in resumed.state[elsewhere["weight"]].items()}
-    kept = {"step": "cpu", "mu_product": "cpu"}
-    assert devices == {"exp_avg": "meta", "exp_avg_sq": "meta", **kept}
-
-
 def test_options_of_an_optimizer_are_checked():
-    with pytest.raises(
-        UserError,
-        match=r"ppo.optimizer_options: expected options of torch.optim.Adam, got .*momentum",
-    ):
+    with pytest.raises(UserError, match=r"^ppo\.optimizer_options: "):
         make_optimizer(torch.nn.Linear(1, 1), PPOConfig(optimizer_options={"momentum": 0.9}))
 
 
 def test_schedules_of_the_learning_rate():
     assert [learning_rate_factor("constant", 0, 10, k) for k in (0, 9, 99)] == [1.0, 1.0, 1.0]
-    assert [learning_rate_factor("constant", 4, 10, k) for k in range(6)] == [
-        0.25,
-        0.5,
-        0.75,
-        1.0,
-        1.0,
-        1.0,
-    ]
+    warmup = [learning_rate_factor("constant", 4, 10, k) for k in range(6)]
+    assert warmup == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
     linear = [learning_rate_factor("linear", 0, 10, k) for k in range(10)]
-    assert (
-        linear == sorted(linear, reverse=True)
-        and linear[0] == pytest.approx(10 / 11)
-        and linear[-1] > 0
-    )
+    assert linear == pytest.approx([(10 - k) / 11 for k in range(10)])
     cosine = [learning_rate_factor("cosine", 2, 10, k) for k in range(10)]
     assert cosine[1] == 1.0 and 0 < cosine[-1] < 0.1

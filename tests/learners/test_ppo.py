@@ -3,9 +3,6 @@
 import copy
 import math
 import warnings
-import weakref
-from collections import Counter
-from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,10 +15,8 @@ import cory.learners.learner
 from cory.config import Config, PPOConfig
 from cory.errors import NotFinite
 from cory.learners import losses
-from cory.learners.losses import LossTerms, TokenLogprobs, entropy
 from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
-from cory.models import window
 from cory.models.rollout import Rollout
 from cory.models.window import share_prompts
 
@@ -142,16 +137,23 @@ def weights(trainer):
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
-@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
-@pytest.mark.parametrize("split", [{}, {"mini_batch_size": 2, "gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(
+    ("kl_penalty", "split"),
+    [("full", {}), ("kl", {"mini_batch_size": 2, "gradient_accumulation_steps": 2})],
+)
 def test_equals_stock_trl(tokenizer, kl_penalty, split):
     tokenizer.padding_side = "right"
     stock, stock_seen = make_stock(tokenizer, kl_penalty=kl_penalty, **split)
     ours, ours_seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
+    assert type(ours.trainer) is trl.PPOTrainer
     before = weights(ours)
-    for theirs, mine in zip(steps(stock), steps(ours), strict=True):
+    our_stats = steps(ours)
+    for theirs, mine in zip(steps(stock), our_stats, strict=True):
         for name, trl_name in STATS.items():
             assert mine[name] == pytest.approx(theirs[trl_name], rel=1e-5, abs=1e-7), name
+    for stats, (values, _, returns) in zip(our_stats, ours_seen, strict=True):
+        explained = 1 - (returns - values).var() / returns.var()
+        assert stats["explained_variance"] == pytest.approx(explained.item(), abs=1e-5)
     for theirs, mine in zip(stock_seen, ours_seen, strict=True):
         for name, a, b in zip(("values", "advantages", "returns"), theirs, mine, strict=True):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
@@ -161,19 +163,11 @@ def test_equals_stock_trl(tokenizer, kl_penalty, split):
     assert (weights(stock) - weights(ours)).norm() <= 1e-5 * update
 
 
-@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
-def test_padding_side_changes_no_number(tokenizer, kl_penalty):
-    results = []
-    for side in ("left", "right"):
-        tokenizer.padding_side = side
-        trainer, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-        results.append((steps(trainer), weights(trainer)))
-    tokenizer.padding_side = "right"
-    assert results[0][0] == results[1][0]
-    assert torch.equal(results[0][1], results[1][1])
-
-
-MINIS = [{}, {"mini_batch_size": 4}, {"mini_batch_size": 4, "gradient_accumulation_steps": 2}]
+# With each kind of KL.
+MINIS = pytest.mark.parametrize(
+    ("kl_penalty", "split"),
+    [("full", {}), ("kl", {"mini_batch_size": 4, "gradient_accumulation_steps": 2})],
+)
 
 
 def assert_same_update(a, b, tokenizer):
@@ -186,27 +180,14 @@ def assert_same_update(a, b, tokenizer):
     assert (weights(a) - weights(b)).norm() <= 1e-5 * update
 
 
-@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
-@pytest.mark.parametrize("split", MINIS)
+@MINIS
 def test_micro_batches_change_no_number(tokenizer, kl_penalty, split):
     whole, _ = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
     pieces, _ = make_learner(tokenizer, kl_penalty=kl_penalty, micro_batch=3, **split)
     assert_same_update(whole, pieces, tokenizer)
 
 
-def updated(learner, branches):
-    """The statistics of one update on `batch_size / branches` rows, and how many rows each forward pass had."""
-    queries, responses, scores = ragged(rows=8 // branches)
-    passes = []
-    forward = learner.forward
-    learner.forward = lambda rows: passes.append(len(rows.input_ids)) or forward(rows)
-    learner.config.branches = branches
-    (stats,) = learner.update([rollout_of(queries, responses)], [scores], np.random.RandomState(0))
-    return stats, passes
-
-
-@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
-@pytest.mark.parametrize("split", MINIS)
+@MINIS
 def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, split, monkeypatch):
     """As of branches after one response. Values and the KL are read at the positions of the logits."""
     queries, responses, scores = ragged()
@@ -233,36 +214,11 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
     assert (step - plain_step).norm() <= 1e-5 * plain_step.norm()
 
 
-@pytest.mark.parametrize("kl_penalty", ["full", "kl"])
-def test_the_first_epoch_reuses_the_pass_of_the_old_policy(tokenizer, kl_penalty):
-    reusing, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    plain, _ = make_learner(tokenizer, kl_penalty=kl_penalty)
-    plain._evaluate_old = plain.evaluate
-    stats, passes = updated(reusing, branches=1)
-    plain_stats, plain_passes = updated(plain, branches=1)
-    assert len(passes) == len(plain_passes) - 1 == reusing.ppo.ppo_epochs
-    assert stats == plain_stats
-    assert torch.equal(weights(reusing), weights(plain))
-
-
-def test_a_batch_of_several_mini_batches_reuses_no_pass(tokenizer):
-    """A pioneer with branches after it has fewer rows than a mini-batch, and still as many mini-batches a step."""
-    settings = {"mini_batch_size": 4, "gradient_accumulation_steps": 2}
-    learner, _ = make_learner(tokenizer, **settings)
-    small_passes, _ = make_learner(tokenizer, micro_batch=1, **settings)
-    before = weights(learner)
-    stats, _ = updated(learner, branches=2)
-    expected, _ = updated(small_passes, branches=2)
-    assert stats.metrics() == pytest.approx(expected.metrics(), rel=1e-6, abs=1e-7)
-    assert (weights(learner) - before).norm() > 1e-2
-    assert torch.allclose(weights(learner), weights(small_passes), rtol=0, atol=1e-7)
-
-
-@pytest.mark.parametrize("split", MINIS)
-@pytest.mark.parametrize("fits", [1, 3])
-def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, fits):
-    whole, _ = make_learner(tokenizer, **split)
-    small, _ = make_learner(tokenizer, **split)
+@MINIS
+def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, kl_penalty, split):
+    fits = 1 if split else 3
+    whole, _ = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
+    small, _ = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
     forward = small.forward
 
     def limited(rows):
@@ -277,64 +233,27 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, split, 
     assert small.pass_size.micro_batch in (fits, fits - 1)
 
 
-def test_a_failed_pass_is_freed_before_the_next_one_is_tried(tokenizer, monkeypatch):
-    learner, _ = make_learner(tokenizer)
-    forward, make_smaller = learner.forward, learner.pass_size._make_smaller
-    computed, alive = [], []
+@pytest.mark.parametrize(
+    ("error", "settings"),
+    [
+        (
+            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB."),
+            {"micro_batch": 8},
+        ),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB."), {}),
+        (RuntimeError("shapes do not fit"), {}),
+    ],
+)
+def test_memory_that_runs_out_for_good_and_other_errors_are_errors(tokenizer, error, settings):
+    learner, _ = make_learner(tokenizer, **settings)
 
-    def limited(rows):
-        result = forward(rows)
-        if len(rows.input_ids) > 4:
-            computed.append(weakref.ref(result.logprobs))
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
-        return result
+    def fails(rows):
+        raise error
 
-    def smaller():
-        alive.append(computed[-1]() is not None)
-        return make_smaller()
-
-    monkeypatch.setattr(learner, "forward", limited)
-    monkeypatch.setattr(learner.pass_size, "_make_smaller", smaller)
-    with pytest.warns(UserWarning, match="ppo.micro_batch"):
+    learner.forward = fails
+    with warnings.catch_warnings(), pytest.raises(type(error)):
+        warnings.simplefilter("ignore")
         steps(learner, 1)
-    assert alive and not any(alive)
-
-
-def test_memory_that_runs_out_for_good_is_an_error(tokenizer):
-    for settings in ({"micro_batch": 8}, {}):
-        trainer, _ = make_learner(tokenizer, **settings)
-
-        def full(rows):
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
-
-        trainer.forward = full
-        with warnings.catch_warnings(), pytest.raises(torch.OutOfMemoryError):
-            warnings.simplefilter("ignore")
-            steps(trainer, 1)
-
-
-def test_other_errors_are_not_taken_for_missing_memory(tokenizer):
-    trainer, _ = make_learner(tokenizer)
-
-    def broken(rows):
-        raise RuntimeError("shapes do not fit")
-
-    trainer.forward = broken
-    with pytest.raises(RuntimeError, match="shapes"):
-        steps(trainer, 1)
-    assert trainer.pass_size.micro_batch == 8
-
-
-def test_gradient_of_token_logprobs():
-    logits = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
-    ids = torch.randint(0, 5, (2, 3))
-    assert torch.autograd.gradcheck(lambda x: TokenLogprobs.apply(x, ids)[0], logits)
-
-
-def test_entropy_is_that_of_the_distribution():
-    logits = torch.randn(5, 3, 7)
-    expected = torch.distributions.Categorical(logits=logits).entropy()
-    assert torch.allclose(entropy(logits.log_softmax(-1), 2), expected, atol=1e-6)
 
 
 def test_a_ratio_above_the_threshold_drops_the_gradient(tokenizer):
@@ -367,18 +286,6 @@ def test_the_kl_coefficient_moves_alike_for_one_role_or_two(tokenizer):
         learner.update([rollout] * roles, [scores] * roles, np.random.default_rng(0))
         coefficients.append(learner.kl_controller.value)
     assert coefficients[0] == pytest.approx(coefficients[1], rel=1e-9) != learner.ppo.init_kl_coef
-
-
-def test_the_learner_wraps_a_trl_trainer(tokenizer):
-    """The policy is trained through TRL's model, optimizer and accelerator, and its KL controller moves."""
-    learner, _ = make_learner(tokenizer)
-    trainer = learner.trainer
-    assert type(trainer) is trl.PPOTrainer
-    before, coef = weights(trainer), trainer.kl_ctl.value
-    steps(learner, 1)
-    assert not torch.equal(weights(trainer), before) and trainer.kl_ctl.value != coef
-    assert trainer.optimizer.state and trainer.optimizer is learner.optimizer
-    assert trainer.accelerator is learner.accelerator
 
 
 def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
@@ -420,61 +327,20 @@ def test_a_role_that_earns_more_has_no_advantage_over_another(tokenizer):
     assert [own.sum().item() for own in alone] == pytest.approx([0, 0], abs=1e-3)
 
 
-def test_a_number_that_is_not_finite_names_agent_and_roles(tokenizer):
+def test_a_number_that_is_not_finite_ends_before_a_step(tokenizer):
+    """By agent and roles."""
     learner, _ = make_learner(tokenizer)
     before = weights(learner)
     rollouts, rewards = [], []
     for k, role in enumerate(("pioneer", "observer")):
         queries, responses, scores = ragged(seed=k)
-        prompts = [f"{role} {row}" for row in range(8)]
-        completions = [f"answer {row}" for row in range(8)]
-        rollouts.append(
-            Rollout(prompts, completions, queries, responses, agent="agent_1", role=role)
-        )
+        texts = [""] * 8
+        rollouts.append(Rollout(texts, texts, queries, responses, agent="agent_1", role=role))
         rewards.append(scores)
-    fill = learner._fill
-
-    def spoiled(old, *args):
-        fill(old, *args)
-        old.kl[8 + 3, 0] = math.nan
-
-    learner._fill = spoiled
-    message = r"^agent_1 as pioneer and observer: the loss is not finite$"
-    with pytest.raises(NotFinite, match=message):
-        learner.update(rollouts, rewards, np.random.default_rng(0))
-
-    learner._fill = fill
     rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
-    with pytest.raises(NotFinite, match=message):
+    with pytest.raises(NotFinite, match="agent_1 as pioneer and observer"):
         learner.update(rollouts, rewards, np.random.default_rng(0))
     assert torch.equal(weights(learner), before)
-
-
-def test_a_batch_of_another_size_is_refused(tokenizer):
-    trainer, _ = make_learner(tokenizer)
-    queries, responses, scores = ragged()
-    with pytest.raises(ValueError, match=r"expected 8 prompts.* got 7, 7 and 7"):
-        trainer.update(
-            [rollout_of(queries[:7], responses[:7])], [scores[:7]], np.random.default_rng(0)
-        )
-
-
-def test_batch_equals_row_by_row(tokenizer):
-    model = make_gpt2(tokenizer).double()
-    queries, responses, _ = ragged()
-    with torch.no_grad():
-        batch = window.pack(queries, responses, 0)
-        logits, hidden = window.forward(model, *batch[:3], batch.response_ids.shape[1])
-        for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
-            full = model(input_ids=torch.cat([query, response])[None], output_hidden_states=True)
-            at = slice(len(query) - 1, len(query) + len(response) - 1)
-            assert torch.allclose(
-                logits[row, : len(response)], full.logits[0, at], rtol=1e-5, atol=1e-9
-            )
-            assert torch.allclose(
-                hidden[row, : len(response)], full.hidden_states[-1][0, at], rtol=1e-5, atol=1e-9
-            )
-            assert batch.response_mask[row].sum() == len(response)
 
 
 @pytest.mark.parametrize(
@@ -521,18 +387,6 @@ def test_gradients_are_clipped_at_every_step(tokenizer):
     steps(trainer, 1)
     assert len(norms) == 4
     assert norms == pytest.approx([1e-3] * 4, rel=1e-3)
-
-
-def test_constructor_leaves_the_random_streams_alone(tokenizer):
-    make_learner(tokenizer)  # imports and caches aside
-    base = PolicyWithValueHead(make_gpt2(tokenizer))
-    torch.manual_seed(1)
-    np.random.seed(1)
-    expected = (torch.rand(1), np.random.rand())
-    torch.manual_seed(1)
-    np.random.seed(1)
-    PPOLearner(base, copy.deepcopy(base), tokenizer, Config(device="cpu"), torch.device("cpu"))
-    assert (torch.rand(1), np.random.rand()) == expected
 
 
 @pytest.mark.parametrize("whiten_rewards", [False, True])
@@ -609,65 +463,6 @@ def test_explained_variance_of_a_hand_worked_case():
     assert losses.explained_variance(torch.full_like(values, 7.0), returns, mask).item() == 0
     assert losses.explained_variance(-returns, returns, mask).item() == pytest.approx(-3)
     assert losses.explained_variance(values, torch.ones_like(returns), mask).isnan()
-
-
-def test_explained_variance_is_that_of_the_values_before_the_update(tokenizer):
-    trainer, seen = make_learner(tokenizer)
-    for number, stats in enumerate(steps(trainer, 2)):
-        values, _, returns = seen[number]
-        expected = 1 - (returns - values).var() / returns.var()
-        assert stats["explained_variance"] == pytest.approx(expected.item(), abs=1e-5)
-
-
-def test_state_of_other_mini_batches_is_taken_over(tokenizer):
-    """As where a run continues in twice as many processes: each has half of every mini-batch."""
-    (first, _), (second, _), (expected, _) = (
-        make_learner(tokenizer, mini_batch_size=size) for size in (8, 4, 4)
-    )
-    second.load_state(*first.save_state())
-    assert_same_update(expected, second, tokenizer)
-    first.load_state(*second.save_state())
-    assert first.pass_size.micro_batch == 4
-
-
-def test_loading_a_state_reads_each_tensor_of_the_optimizer_once(tokenizer):
-    trainer, _ = make_learner(tokenizer)
-    steps(trainer, 1)
-    tensors, numbers = trainer.save_state()
-    reads = Counter()
-
-    class Files(Mapping):
-        def __getitem__(self, name):
-            reads[name] += 1
-            return tensors[name]
-
-        def __iter__(self):
-            return iter(tensors)
-
-        def __len__(self):
-            return len(tensors)
-
-    other, _ = make_learner(tokenizer)
-    other.load_state(Files(), numbers)
-    assert set(reads) == set(tensors)
-    for name, times in reads.items():
-        assert times == (1 if name.startswith("optimizer/") else 2)  # weights are checked first
-    loaded, _ = other.save_state()
-    assert loaded.keys() == tensors.keys()
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in tensors.items())
-
-
-def test_an_update_that_fails_leaves_the_reward_moments(tokenizer):
-    trainer, _ = make_learner(tokenizer, reward_scaling=True)
-    steps(trainer, 1)
-    before = trainer.save_state()[1]
-    assert before["moments"]["count"] == pytest.approx(8)
-    loss_terms = trainer.loss_terms
-    trainer.loss_terms = lambda *args: LossTerms(*(term * torch.nan for term in loss_terms(*args)))
-    queries, responses, scores = ragged(seed=1)  # whose mean differs
-    with pytest.raises(NotFinite):
-        trainer.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
-    assert trainer.save_state()[1] == before
 
 
 def test_a_ratio_that_overflows_at_padding_is_none():

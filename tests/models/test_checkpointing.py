@@ -15,7 +15,6 @@ MODELS = {
     | {"word_embed_proj_dim": 32, "dropout": 0.1, "layerdrop": 0.5},
     "falcon": {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
     | {"ffn_hidden_size": 48, "hidden_dropout": 0.1},
-    "xglm": {"d_model": 32, "num_layers": 2, "attention_heads": 4, "ffn_dim": 48, "dropout": 0.1},
 }
 
 

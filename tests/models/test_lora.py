@@ -1,7 +1,6 @@
 """LoRA agents: one base, adapters that learn apart, and what starts from or is saved as an adapter."""
 
 import json
-import shutil
 from dataclasses import replace
 
 import peft
@@ -15,7 +14,7 @@ from cory.config import Config, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer
 from cory.identity import policy_models
-from cory.models.load import attach, load_policy
+from cory.models.load import load_policy
 from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -51,85 +50,64 @@ def equal(a, b) -> bool:
 
 
 def test_agents_share_one_base_and_train_their_adapters_alone(config):
-    config = lora(config)
-    config.cory.exchange_period = 3
-    trainer = make_trainer(config)
+    """The base with adapters off is the reference."""
+    trainer = make_trainer(lora(config))
     first, second = trainer.agents
     assert first.learner.policy is second.learner.policy and first.learner.reference is None
     frozen = base(first)
-    for k in range(20):
-        before = {agent.name: adapters(agent) for agent in trainer.agents}
-        for agent in trainer.agents:
-            other = second if agent is first else first
-            learn = agent.learn
+    for agent, other in ((first, second), (second, first)):
 
-            def spy(*args, agent=agent, other=other, learn=learn):
-                mine, theirs = adapters(agent), adapters(other)
-                stats = learn(*args)
-                assert not equal(adapters(agent), mine) and equal(adapters(other), theirs)
-                return stats
+        def spy(*args, agent=agent, other=other, learn=agent.learn):
+            mine, theirs = adapters(agent), adapters(other)
+            stats = learn(*args)
+            assert not equal(adapters(agent), mine) and equal(adapters(other), theirs)
+            return stats
 
-            agent.learn = spy
-        trainer.iteration(k)
-        for agent in trainer.agents:
-            del agent.learn
-            assert not equal(adapters(agent), before[agent.name])
+        agent.learn = spy
+    kls = [[record["kl"] for record in run_iteration(trainer, k)] for k in range(4)]
+    assert kls[0] == pytest.approx([0, 0], abs=1e-6)
+    assert all(kl > 1e-3 for kl in kls[-1])
     assert equal(base(first), frozen)
-    trained = {
-        id(p) for a in trainer.agents for g in a.learner.optimizer.param_groups for p in g["params"]
-    }
-    sizes = [
-        sum(len(g["params"]) for g in a.learner.optimizer.param_groups) for a in trainer.agents
-    ]
+    groups = [agent.learner.optimizer.param_groups for agent in trainer.agents]
+    sizes = [sum(len(group["params"]) for group in of_agent) for of_agent in groups]
+    trained = {id(p) for of_agent in groups for group in of_agent for p in group["params"]}
     assert len(trained) == sum(sizes)  # no parameter in both optimizers
-    assert all(
-        size == len(adapters(a)) + 2 for size, a in zip(sizes, trainer.agents, strict=True)
-    )  # and the value head
+    for size, agent in zip(sizes, trainer.agents, strict=True):
+        assert size == len(adapters(agent)) + 2  # and the value head
 
 
-def test_shared_base_equals_separate_copies(config, tmp_path):
-    """Agents with devices of their own have copies."""
-    results = []
-    for shared in (True, False):
-        agents = [] if shared else [{"device": "cpu"}, {"device": "cpu"}]
-        trainer = make_trainer(replace(lora(config), agents=agents))
-        records = [record for k in range(4) for record in run_iteration(trainer, k)]
-        results.append((records, [adapters(agent) for agent in trainer.agents]))
-        assert (trainer.agents[0].learner.policy is trainer.agents[1].learner.policy) == shared
-    for a, b in zip(results[0][0], results[1][0], strict=True):
-        assert a.keys() == b.keys()
-        for key in a:
-            assert a[key] == (
-                pytest.approx(b[key], rel=1e-5) if isinstance(a[key], float) else b[key]
-            )
-    for a, b in zip(results[0][1], results[1][1], strict=True):
-        for key in a:
-            assert torch.allclose(a[key], b[key], rtol=1e-5, atol=1e-8)
+def logits(model, ids):
+    with torch.no_grad():
+        return model.eval()(input_ids=ids).logits
 
 
-def test_reference_is_the_base_with_adapters_off(config):
-    trainer = make_trainer(lora(config))
-    first = run_iteration(trainer, 0)
-    assert [record["kl"] for record in first] == pytest.approx([0, 0], abs=1e-6)
-    later = [run_iteration(trainer, k) for k in range(1, 4)][-1]
-    assert all(record["kl"] > 1e-3 for record in later)
-
-
-def test_saved_adapters_open_without_trl_and_answer_alike(config):
-    trainer = make_trainer(lora(config))
-    run = trainer.train()
-    for agent in trainer.agents:
-        folder = run.folder / agent.name
-        base = AutoModelForCausalLM.from_pretrained(config.model.name)
-        model = peft.PeftModel.from_pretrained(base, folder)
-        ids = torch.tensor([agent.tokenizer(sentences(1)[0])["input_ids"]])
+def test_a_saved_adapter_is_opened_evaluated_and_started_from(config):
+    trainer = make_trainer(replace(lora(config), iterations=2))
+    folder, ids = trainer.train().folder, torch.arange(3, 12)[None]
+    plain = AutoModelForCausalLM.from_pretrained(config.model.name)
+    for agent in trainer.agents:  # without TRL
+        fresh = AutoModelForCausalLM.from_pretrained(config.model.name)
+        model = peft.PeftModel.from_pretrained(fresh, folder / agent.name)
         agent.activate()
-        with torch.no_grad():
-            expected = agent.learner.policy.eval()(input_ids=ids).logits
-            got = model.eval()(input_ids=ids).logits
-        assert torch.allclose(got, expected, rtol=1e-4, atol=1e-4)
-        plain = AutoModelForCausalLM.from_pretrained(config.model.name)(input_ids=ids).logits
-        assert not torch.allclose(got, plain, rtol=1e-3, atol=1e-3)
+        expected = logits(agent.learner.policy, ids)
+        torch.testing.assert_close(logits(model, ids), expected, rtol=1e-4, atol=1e-4)
+        assert not torch.allclose(expected, logits(plain, ids), rtol=1e-3, atol=1e-3)
+
+    adapter = ModelConfig(str(folder / "agent_1"))
+    answers = []
+    for merge in (False, True):  # beside its base
+        policy, tokenizer = load_policy(adapter, merge=merge)
+        assert isinstance(policy, peft.PeftModel) != merge
+        answerer = Answerer(policy, plain, tokenizer)
+        answers.append(answerer.respond(sentences(6), SamplingConfig(4, 4)))
+    assert len(answers[0].completions) == 6 and min(answers[0].kl) > 0
+    assert answers[0].completions == answers[1].completions
+    assert answers[0].kl == pytest.approx(answers[1].kl, rel=1e-3)
+
+    for start in (config, lora(config)):  # part of the reference
+        started = make_trainer(replace(start, model=adapter, output=None))
+        kls = [record["kl"] for record in run_iteration(started, 0)]
+        assert kls == pytest.approx([0, 0], abs=1e-5)
 
 
 def test_a_saved_adapter_names_the_revision_of_its_base(config, tokenizer, tmp_path, monkeypatch):
@@ -164,95 +142,49 @@ def test_a_saved_adapter_names_the_revision_of_its_base(config, tokenizer, tmp_p
     assert base == {"name": "user/name", "identity": f"commit:{'b' * 40}"}
 
 
-def test_an_adapter_to_start_from_is_part_of_the_reference(config, tmp_path):
-    run = make_trainer(lora(config)).train()
-    adapter = run.folder / "agent_2"
-    merged, _ = load_policy(ModelConfig(str(adapter)))
-    assert not isinstance(merged, peft.PeftModel)
-    for start in (config, lora(config)):
-        start = replace(start, model=ModelConfig(str(adapter)), output=None)
-        trainer = make_trainer(start)
-        assert [record["kl"] for record in run_iteration(trainer, 0)] == pytest.approx(
-            [0, 0], abs=1e-5
-        )
-
-
-def test_an_adapter_is_read_without_asking_for_a_gpu(config, tmp_path, monkeypatch):
-    """PEFT would choose the first GPU, also for a base on the CPU or on another."""
-    agent = make_agents(replace(config, lora=LoraConfig(rank=4)))[0]
-    agent.save(tmp_path)
-    monkeypatch.setattr(peft.peft_model, "infer_device", lambda: pytest.fail("chose a device"))
-    base = AutoModelForCausalLM.from_pretrained(config.model.name)
-    assert attach(base, tmp_path).device.type == "cpu"
+def test_full_fine_tuning_in_16_bits_warns(config, recwarn):
+    half = replace(config, model=replace(config.model, dtype="bfloat16"))
+    for settings, expected in ((config, 0), (lora(half), 0), (half, 1)):  # once for two agents
+        make_agents(settings)
+        assert sum("model.dtype" in str(warning.message) for warning in recwarn) == expected
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("{", ""), ('{"peft_type": "LORA"}', " whose .* names its base")]
+    ("key", "case"),
+    [
+        ("model.name", "no JSON"),
+        ("model.name", "no base"),
+        ("model.name", "another base"),
+        ("model.name", "more tokens"),
+        ("lora.target_modules", "modules that match nothing"),
+        ("model.quantization", "no bitsandbytes"),
+    ],
 )
-def test_a_damaged_adapter(tmp_path, text, said):
-    (tmp_path / "adapter_config.json").write_text(text)
-    with pytest.raises(UserError, match=rf"model.name: expected an adapter{said}, got"):
-        load_policy(ModelConfig(str(tmp_path)))
-
-
-def test_adapter_whose_base_differs(config, tokenizer, tmp_path):
-    run = make_trainer(lora(config)).train()
-    other = tmp_path / "other"
-    make_gpt2(tokenizer, n_embd=16).save_pretrained(other)
-    tokenizer.save_pretrained(other)
-    adapter = tmp_path / "adapter"
-    shutil.copytree(run.folder / "agent_1", adapter)
-    settings = json.loads((adapter / "adapter_config.json").read_text())
-    (adapter / "adapter_config.json").write_text(
-        json.dumps(settings | {"base_model_name_or_path": str(other)})
-    )
-    with pytest.raises(
-        UserError, match=r"model.name: expected an adapter that fits its base '.*other'"
-    ):
-        load_policy(ModelConfig(str(adapter)))
-
-
-def test_adapters_are_evaluated_beside_their_base(config):
-    run = make_trainer(lora(config)).train()
-    policy, tokenizer = load_policy(ModelConfig(str(run.folder / "agent_1")), merge=False)
-    assert isinstance(policy, peft.PeftModel)
-    base, _ = load_policy(config.model)
-    answers = Answerer(policy, base, tokenizer).respond(sentences(6), SamplingConfig(4, 4))
-    assert len(answers.completions) == 6 and min(answers.kl) > 0
-    merged, _ = load_policy(ModelConfig(str(run.folder / "agent_1")))
-    again = Answerer(merged, base, tokenizer).respond(sentences(6), SamplingConfig(4, 4))
-    assert again.completions == answers.completions and again.kl == pytest.approx(
-        answers.kl, rel=1e-3
-    )
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "auto"])
-def test_full_fine_tuning_in_16_bits_warns(config, tokenizer, tmp_path, dtype):
-    name = config.model.name
-    if dtype == "auto":
-        name = str(tmp_path / "half")
-        make_gpt2(tokenizer).to(torch.float16).save_pretrained(name)
-        tokenizer.save_pretrained(name)
-    config = replace(config, model=ModelConfig(name, dtype=dtype))
-    kind = "float16" if dtype == "auto" else "bfloat16"
-    with pytest.warns(
-        UserWarning, match=rf"in {kind} \(model.dtype: {dtype}\).*--model.dtype float32"
-    ) as warned:
-        make_agents(config)
-    assert sum("model.dtype" in str(warning.message) for warning in warned) == 1  # of two agents
-
-
-def test_adapters_on_a_base_in_16_bits_do_not_warn(config, recwarn):
-    make_agents(lora(replace(config, model=replace(config.model, dtype="bfloat16"))))
-    make_agents(config)
-    assert not any("model.dtype" in str(warning.message) for warning in recwarn)
-
-
-def test_target_modules_that_match_nothing(config):
-    with pytest.raises(
-        UserError, match=r"lora.target_modules: expected modules of .* among \['c_attn', 'c_fc'"
-    ):
-        make_agents(lora(config, target_modules=["q_proj"]))
+def test_models_that_cannot_be_had_are_refused(config, tokenizer, tmp_path, monkeypatch, key, case):
+    model = ModelConfig(str(tmp_path))
+    (agent, _) = make_agents(lora(config))
+    agent.save(tmp_path)
+    load_policy(model)
+    file = tmp_path / "adapter_config.json"
+    settings = json.loads(file.read_text())
+    if case == "no JSON":
+        file.write_text("{")
+    elif case == "no base":
+        file.write_text('{"peft_type": "LORA"}')
+    elif case == "another base":
+        make_gpt2(tokenizer, n_embd=16).save_pretrained(tmp_path / "other")
+        settings["base_model_name_or_path"] = str(tmp_path / "other")
+        file.write_text(json.dumps(settings))
+    elif case == "more tokens":
+        agent.tokenizer.add_special_tokens({"pad_token": "<a token of its own>"})
+        agent.tokenizer.save_pretrained(tmp_path)
+    elif case == "no bitsandbytes":
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        model = ModelConfig(config.model.name, quantization="4bit")
+    with pytest.raises(UserError, match=f"^{key}: "):
+        if case == "modules that match nothing":
+            make_agents(lora(config, target_modules=["q_proj"]))
+        load_policy(model)
 
 
 def test_target_modules_are_those_asked_for(config):
@@ -261,18 +193,6 @@ def test_target_modules_are_those_asked_for(config):
         "c_fc",
         "c_proj",
     }
-
-
-def test_an_adapters_tokenizer_has_no_more_tokens_than_its_base(config, tmp_path):
-    (agent, _) = make_agents(lora(config))
-    agent.save(tmp_path)
-    load_policy(ModelConfig(str(tmp_path)))
-    agent.tokenizer.add_special_tokens({"pad_token": "<a token of its own>"})
-    agent.tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(
-        UserError, match=r"model.name: expected a tokenizer of at most .* ids, the rows"
-    ):
-        load_policy(ModelConfig(str(tmp_path)))
 
 
 @pytest.fixture(scope="session")
@@ -324,35 +244,10 @@ def test_a_frozen_agent_on_a_quantized_base_is_saved_as_that_base(config, llama_
         assert torch.equal(saved.eval()(ids).logits, before)
 
 
-def test_quantization_that_cannot_be_had(config, monkeypatch):
-    with pytest.raises(
-        UserError, match=r"model.quantization: expected lora.rank above 0 with 4bit, got 0"
-    ):
-        replace(config, model=ModelConfig("x", quantization="4bit")).check()
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(
-        UserError, match=r"model.quantization: expected bitsandbytes to be installed for 4bit"
-    ):
-        load_policy(ModelConfig(config.model.name, quantization="4bit"))
-
-
-@pytest.mark.parametrize("rank", [0, 4])
-def test_gradient_checkpointing_recomputes_and_changes_no_number(config, rank):
+def test_gradient_checkpointing_of_adapters_changes_no_number(config):
     results = []
     for on in (False, True):
-        changed = replace(
-            config,
-            model=replace(config.model, gradient_checkpointing=on),
-            lora=LoraConfig(rank=rank),
-        )
-        trainer = make_trainer(changed)
-        calls = []
-        block = trainer.agents[0].learner.policy.get_submodule(
-            "transformer.h.0" if not rank else "base_model.model.transformer.h.0"
-        )
-        block.ln_1.register_forward_hook(
-            lambda *args, calls=calls: calls.append(torch.is_grad_enabled())
-        )
-        results.append((run_iteration(trainer, 0), sum(calls)))
-    assert results[0][0] == results[1][0]
-    assert results[1][1] == 2 * results[0][1] > 0
+        model = replace(config.model, gradient_checkpointing=on)
+        trainer = make_trainer(lora(replace(config, model=model)))
+        results.append((run_iteration(trainer, 0), adapters(trainer.agents[0])))
+    assert results[0][0] == results[1][0] and equal(results[0][1], results[1][1])

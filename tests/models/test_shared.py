@@ -80,25 +80,19 @@ def test_a_batch_is_laid_out_only_where_that_is_less_work():
     responses = [torch.arange(3, 8)] * 8
     alone = pack([torch.arange(3 + i, 13 + i) for i in range(8)], responses, 0)
     assert share_prompts(model, alone) is None
-    # Behind one another, long responses attend to more than they save.
+    # Behind one another, long responses attend to more than they save; many stand behind several copies.
     long = pack([torch.tensor([3])] * 8, [torch.arange(3, 40)] * 8, 0)
     assert share_prompts(model, long) is None
-
-
-def test_long_rows_stand_behind_several_copies():
-    """Behind one copy, each of many rows would attend to all others."""
     many = pack([torch.arange(3, 33)] * 16, [torch.arange(3, 13)] * 16, 0)
-    assert 1 < len(share_prompts(tiny("gpt2"), many).input_ids) < 16
+    assert 1 < len(share_prompts(model, many).input_ids) < 16
 
 
 @pytest.mark.parametrize(
-    ("name", "settings"), [("mistral", {"sliding_window": 8}), ("bloom", {}), ("gemma2", {})]
+    ("name", "settings"),
+    [("mistral", {"sliding_window": 8}), ("bloom", {}), ("gemma2", {}), ("gpt2", "eager")],
 )
-def test_models_that_count_padding_are_read_as_before(name, settings):
-    assert share_prompts(tiny(name, **settings), batch()) is None
-
-
-def test_models_with_other_masks_are_read_as_before():
-    model = tiny("gpt2")
-    model.set_attn_implementation("eager")
+def test_models_with_other_masks_or_that_count_padding_are_read_as_before(name, settings):
+    model = tiny(name, **settings) if settings != "eager" else tiny(name)
+    if settings == "eager":
+        model.set_attn_implementation("eager")
     assert share_prompts(model, batch()) is None

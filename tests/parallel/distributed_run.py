@@ -1,4 +1,4 @@
-"""Runs and updates of several processes, started by torchrun.py from test_distributed.py.
+"""Jobs of two processes, started by torchrun.py from test_distributed.py.
 
 JOBS is a JSON list of jobs, done one after the other, as a start of Python takes longer than most of them: runs,
 `{"run": SETTINGS, "fault": FAULT}`, whose fault is one of a single process, and updates, `{"update": KL_PENALTY,
@@ -11,47 +11,65 @@ import os
 import signal
 import sys
 from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [
-    str(HERE.parents[1]),
-    str(HERE.parent),
-    str(HERE),
-    str(HERE.parent / "run"),
-    str(HERE.parent / "learners"),
-]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "learners")]
 
 import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 import test_ppo  # noqa: E402
 import torch  # noqa: E402
-from accelerate import PartialState  # noqa: E402
-from conftest import save_blank  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from test_resume import count_good, make_trainer  # noqa: E402
+from conftest import hurry  # noqa: E402
+from test_trainer import count_good, make_trainer  # noqa: E402
 
 from cory import Callback  # noqa: E402
 from cory.command import as_config, main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.learners import head  # noqa: E402
-from cory.parallel import distributed  # noqa: E402
+from cory.parallel import distributed, sharding  # noqa: E402
 
 
-class Stop(Callback):
-    """Asks to stop after the second iteration, in the second process alone."""
+class Watch(Callback):
+    """Records queries and orders of each iteration, and digests of weights that are not sharded."""
+
+    def __init__(self, stops: bool) -> None:
+        self.stops = stops
+        self.seen = {
+            "queries": [],
+            "orders": [],
+            "digests": [],
+            "processes": distributed.world_size(),
+        }
 
     def on_iteration_end(self, trainer, iteration):
-        trainer.should_stop = iteration.index == 1 and distributed.rank() == 1
+        order = trainer.schedule.order(iteration.index)
+        self.seen["orders"].append([trainer.agents[index].name for index in order])
+        self.seen["queries"].append(iteration.batch.columns["prompt"])
+        if trainer.config.parallel.shard == "none":
+            digest = hashlib.sha256()
+            for agent in trainer.trained_agents:
+                for parameter in agent.learner.model_params:
+                    digest.update(parameter.detach().numpy().tobytes())
+            self.seen["digests"].append(digest.hexdigest())
+        if self.stops:  # in the second process alone
+            trainer.should_stop = iteration.index == 1 and distributed.rank() == 1
 
 
-CALLBACKS = {"callback stops": Stop}
+def save_state(config: Config, agents) -> None:
+    """Writes each agent's whole trained state to OUTPUT-agent_1, ..."""
+    for agent in agents:
+        tensors = {name: sharding.whole(tensor) for name, tensor in agent.state()[0].items()}
+        if distributed.is_main():
+            torch.save(tensors, f"{config.output}-{agent.name}")
+    distributed.barrier()
 
 
 def train(config: Config, fault: str) -> None:
     """A run; what each process saw of it is written to OUTPUT-rankRANK.json."""
-    rank = PartialState().process_index
-    calls = [0]
+    rank, calls = distributed.rank(), [0]
 
     def reward(prompts, completions):
         calls[0] += 1
@@ -60,33 +78,11 @@ def train(config: Config, fault: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return count_good(prompts, completions)
 
-    trainer = make_trainer(config, reward, [CALLBACKS[fault]()] if fault in CALLBACKS else [])
-    queries = []
-    iteration = trainer.iteration
-
-    def spy(k):
-        result = iteration(k)
-        queries.append(result.batch.columns["prompt"])
-        orders.append(
-            [agent.name for agent in map(trainer.agents.__getitem__, trainer.schedule.order(k))]
-        )
-        digest = hashlib.sha256()
-        for agent in trainer.trained_agents:
-            for parameter in agent.learner.model_params:
-                digest.update(parameter.detach().numpy().tobytes())
-        digests.append(digest.hexdigest())
-        return result
-
-    digests, orders = [], []
-    trainer.iteration = spy
+    watch = Watch(stops=fault == "callback stops")
+    trainer = make_trainer(config, reward, [watch])
     trainer.train()
-    seen = {
-        "queries": queries,
-        "digests": digests,
-        "orders": orders,
-        "processes": distributed.world_size(),
-    }
-    Path(f"{config.output}-rank{rank}.json").write_text(json.dumps(seen))
+    save_state(config, trainer.trained_agents)
+    Path(f"{config.output}-rank{rank}.json").write_text(json.dumps(watch.seen))
 
 
 def update(kl: str, tokenizer: str, output: str) -> None:
@@ -95,17 +91,19 @@ def update(kl: str, tokenizer: str, output: str) -> None:
     small = {"cpu": 2000}
     in_chunks = kl != kl_penalty
     with patch.multiple(head, CHUNK=small, WHOLE=small) if in_chunks else nullcontext():
-        learner, _ = test_ppo.make_learner(
-            torch.load(tokenizer, weights_only=False), kl_penalty=kl_penalty
-        )
+        loaded = torch.load(tokenizer, weights_only=False)
+        learner, _ = test_ppo.make_learner(loaded, kl_penalty=kl_penalty)
     assert (learner.pass_size.positions_at_a_time is not None) == in_chunks
     queries, responses, scores = test_ppo.ragged()
     part = distributed.share_of_rows(8)
     rollout = test_ppo.rollout_of(queries[part], responses[part])
     (stats,) = learner.update([rollout], [scores[part]], np.random.default_rng(0))
-    torch.save(
-        (stats.metrics(), test_ppo.weights(learner)), f"{output}{PartialState().process_index}"
-    )
+    torch.save((stats.metrics(), test_ppo.weights(learner)), f"{output}{distributed.rank()}")
+
+
+def run_job(config: Config, fault: str = "") -> dict:
+    """The job of a run."""
+    return {"run": asdict(config), "fault": fault}
 
 
 def work(jobs: str) -> None:
@@ -118,5 +116,5 @@ def work(jobs: str) -> None:
 
 
 def start(jobs: str) -> None:
-    Figure.savefig = save_blank
+    hurry(pytest.MonkeyPatch())
     main(lambda: work(jobs))

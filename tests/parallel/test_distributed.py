@@ -1,153 +1,294 @@
-"""Two processes on the CPU (gloo), started by torchrun: data parallelism."""
+"""Two processes on the CPU (gloo), in one launch: data parallelism, sharding, an engine, ends of runs."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import make_config
+from conftest import make_config, make_gpt2
+from distributed_run import run_job, save_state
+from safetensors.torch import load_file
 from test_ppo import make_learner, ragged, rollout_of, weights
-from test_resume import make_trainer as make_run
+from test_trainer import make_trainer
 from torchrun import launch
+from transformers import AutoModelForCausalLM
+from vllm_server import serving
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, LoraConfig, SamplingConfig
+from cory.config import (
+    CheckpointConfig,
+    Config,
+    CoryConfig,
+    LoraConfig,
+    ModelConfig,
+    ParallelConfig,
+    SamplingConfig,
+)
 from cory.errors import UserError
 from cory.parallel import distributed
 
-RANKS = [0, 4]  # of LoRA; 0: full fine-tuning
-KLS = ["full", "kl", "full in chunks"]  # of the output layer in chunks, the full KL
+FULL = ParallelConfig(shard="full")
+LORA = LoraConfig(rank=4)
+KLS = ["kl", "full in chunks"]  # of the output layer in chunks, the full KL
+AGENTS = ["agent_1", "agent_2"]
+
+
+def data_parallel_configs(base: Config) -> dict[str, Config]:
+    """Runs that each process watches: of two rows or more an iteration, whole weights."""
+    saved = CheckpointConfig(save_every=1)
+    ppo = replace(base.ppo, reward_scaling=True)
+    whole = replace(base, iterations=4, checkpoint=saved, ppo=ppo)
+    changes = {
+        "whole": {},
+        "lora": {"lora": LORA, "iterations": 3},
+        "cut": {"iterations": 2},
+        "three": {"cory": CoryConfig(num_agents=3, credit="counterfactual"), "iterations": 2},
+        "shared": {
+            "cory": CoryConfig(num_agents=1, chain_length=2),
+            "branches": 2,
+            "iterations": 2,
+        },
+        "callback stops": {},
+        "killed": {},
+    }
+    folder = Path(base.output).parent
+    return {
+        name: replace(whole, output=str(folder / name), **change)
+        for name, change in changes.items()
+    }
+
+
+def sharded_configs(base: Config) -> dict[str, Config]:
+    """Runs that sharding must not change, in double precision: of the gradients of zero, Adam turns
+    rounding errors into steps."""
+    # The likeliest token, so the same in any process.
+    greedy = replace(base, iterations=3, sampling=SamplingConfig(3, 6, top_k=1))
+    steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05}
+    changes = {
+        "ppo": {},
+        "reinforce_lora": {
+            "algorithm": "reinforce",
+            "lora": LORA,
+            "ppo": replace(base.ppo, max_grad_norm=0.05),
+        },
+        # Drawn, of different lengths, with micro-batches, accumulation, checkpointing and clipping.
+        "grpo": {
+            "algorithm": "grpo",
+            "group_size": 2,
+            "lora": LORA,
+            "iterations": 2,
+            "sampling": SamplingConfig(4, 8, stop=["e", "a"]),
+            "model": replace(base.model, gradient_checkpointing=True),
+            "ppo": replace(base.ppo, **steps, micro_batch=1, ratio_threshold=1.02),
+        },
+    }
+    folder = Path(base.output).parent
+    return {
+        name: replace(greedy, **{"output": str(folder / name)} | change)
+        for name, change in changes.items()
+    }
+
+
+def engine_configs(base: Config, url: str) -> list[Config]:
+    """Weights are handed over by the main process; held-out queries cannot be shared evenly: 5 and 4."""
+    sampling = replace(base.sampling, engine="vllm", engine_url=url)
+    ppo = replace(base.ppo, learning_rate=1e-2)
+    folder = Path(base.output).parent
+    common = replace(base, iterations=2, sampling=sampling, ppo=ppo, sample_every=0)
+    held_out = {"eval_every": 1, "eval_queries": 9, "lora": LORA}
+    return [
+        replace(common, output=str(folder / "engine-full"), parallel=FULL),
+        replace(common, output=str(folder / "engine-lora"), **held_out),
+    ]
 
 
 @pytest.fixture(scope="module")
-def done(policy_folder, tokenizer, tmp_path_factory):
-    """All runs and updates, in two launches, as a start takes longer than most of them: settings and what was printed.
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("distributed")
 
-    In the first, all start, and the last run is killed. In the second, those that ended early are resumed.
-    """
-    folder = tmp_path_factory.mktemp("distributed")
-    base = replace(
-        make_config(policy_folder, folder), iterations=4, checkpoint=CheckpointConfig(save_every=1)
-    )
-    configs = {
-        name: replace(base, output=str(folder / name)) for name in ("killed", "callback stops")
-    }
-    for rank in RANKS:
-        lora = replace(base, lora=LoraConfig(rank=rank), ppo=replace(base.ppo, reward_scaling=True))
-        configs[f"whole{rank}"] = replace(lora, iterations=6, output=str(folder / f"whole{rank}"))
-        configs[f"cut{rank}"] = replace(lora, iterations=4, output=str(folder / f"cut{rank}"))
+
+@pytest.fixture(scope="module")
+def runs(policy_folder, tokenizer, folder) -> dict[str, Config]:
+    """All jobs of two processes, done in one launch, which the last of them ends by a kill."""
+    base = make_config(policy_folder, folder)
+    runs = data_parallel_configs(base)
+    make_gpt2(tokenizer).double().save_pretrained(folder / "gpt2")
+    tokenizer.save_pretrained(folder / "gpt2")
+    model = ModelConfig(str(folder / "gpt2"), dtype="auto")
+    whole = sharded_configs(replace(base, model=model))
+    runs |= whole
+    for name, config in whole.items():
+        output = f"{config.output}-sharded"
+        runs[f"{name}-sharded"] = replace(config, output=output, parallel=FULL)
+    saved = CheckpointConfig(save_every=1)
+    begun = replace(runs["ppo-sharded"], iterations=1, checkpoint=saved)
+    runs["ppo-begun"] = begun = replace(begun, output=str(folder / "ppo-resumed"))
+    runs["ppo-resumed"] = replace(begun, iterations=3, resume=begun.output)
+    runs["cut-resumed"] = replace(runs["cut"], iterations=4, resume="auto")
+
     torch.save(tokenizer, folder / "tokenizer")
-    updates = [
+    jobs = [
         {"update": kl, "tokenizer": f"{folder}/tokenizer", "output": f"{folder}/update_{kl}"}
         for kl in KLS
     ]
-    wholes, cuts = ([configs[f"{kind}{rank}"] for rank in RANKS] for kind in ("whole", "cut"))
-    runs = [{"run": asdict(config), "fault": ""} for config in [*wholes, *cuts]]
-    killed = {"run": asdict(configs["killed"]), "fault": "killed"}
-    stopped = {"run": asdict(configs["callback stops"]), "fault": "callback stops"}
-    launched = launch("distributed_run.py", [*updates, *runs, stopped, killed], folder)
-    assert Path(configs["killed"].output, "checkpoints").exists(), launched.stderr
-    resumed = [
-        {"run": asdict(replace(cut, iterations=6, resume="auto")), "fault": ""} for cut in cuts
+    in_one_process = ("ppo", "reinforce_lora")
+    jobs += [
+        run_job(config, name if name == "callback stops" else "")
+        for name, config in runs.items()
+        if name not in (*in_one_process, "killed")
     ]
-    second = launch("distributed_run.py", resumed, folder)
-    assert second.returncode == 0, second.stderr
-    return configs, launched
+    with serving(policy_folder) as server:
+        engine = engine_configs(base, server.url)
+        jobs += [run_job(config) for config in engine]
+        launched = launch("distributed_run.py", [*jobs, run_job(runs["killed"], "killed")], folder)
+    assert Path(f"{runs['killed'].output}-killed").exists(), launched.stderr[-3000:]
+    assert launched.returncode != 0
+    for name in in_one_process:
+        trainer = make_trainer(runs[name])
+        trainer.train()
+        save_state(runs[name], trainer.agents)
+    return runs | {config.output.rpartition("/")[2]: config for config in engine}
 
 
 def ranks(config):
+    """What each of two processes saw of a run."""
     return [json.loads(Path(f"{config.output}-rank{rank}.json").read_text()) for rank in range(2)]
 
 
-@pytest.mark.parametrize("rank", RANKS)
-def test_two_processes_train_as_one(done, tmp_path, rank):
-    configs, launched = done
-    config, cut = configs[f"whole{rank}"], configs[f"cut{rank}"]
+def metrics(config) -> list[dict]:
+    return [json.loads(line) for line in Path(config.output, "metrics.jsonl").open()]
+
+
+@pytest.mark.parametrize("name", ["whole", "lora", "three", "shared"])
+def test_two_processes_train_as_one(runs, tmp_path, name):
+    config = runs[name]
     first, second = ranks(config)
     assert first["processes"] == 2
     # Equal to the bit, and they move.
-    assert first["digests"] == second["digests"] and len(set(first["digests"])) == 6
-    assert (
-        first["orders"] == second["orders"]
-        and len({tuple(order) for order in first["orders"]}) == 2
-    )
-    task = make_run(replace(config, output=str(tmp_path / "one"))).task
+    assert first["digests"] == second["digests"]
+    assert len(set(first["digests"])) == config.iterations
+    assert first["orders"] == second["orders"]
+    one = make_trainer(replace(config, output=str(tmp_path / "one"), iterations=1))
+    queries = 8 // config.branches
     for k, (mine, theirs) in enumerate(zip(first["queries"], second["queries"], strict=True)):
-        assert len(mine) == len(theirs) == 4
-        assert mine + theirs == task.batch(k, 8, config.seed)["prompt"]
-    metrics = [json.loads(line) for line in Path(config.output, "metrics.jsonl").open()]
-    assert [(m["iteration"], m["agent"]) for m in metrics] == [
-        (k, f"agent_{i}") for k in range(6) for i in (1, 2)
+        assert len(mine) == len(theirs) == queries // 2
+        assert mine + theirs == one.task.batch(k, queries, config.seed)["prompt"]
+    rows = metrics(config)
+    chains = [one.schedule.order(k) for k in range(config.iterations)]
+    assert [(row["iteration"], row["agent"]) for row in rows] == [
+        (k, f"agent_{index + 1}") for k, chain in enumerate(chains) for index in sorted(chain)
     ]
-    assert all(0 < m["response_tokens"] <= 6 for m in metrics)
-    # Once for each run that has ended well.
-    assert launched.stdout.count("s per iteration") == 2 * len(RANKS) + 1
-
-    # Ended earlier and resumed by other processes, it ends the same.
-    assert (
-        Path(cut.output, "metrics.jsonl").read_bytes()
-        == Path(config.output, "metrics.jsonl").read_bytes()
-    )
-    assert ranks(cut)[0]["digests"] == first["digests"][4:]
+    assert all(0 < row["response_tokens"] <= 6 for row in rows)
 
 
-def test_a_killed_process_ends_all(done):
-    configs, launched = done
-    config = configs["killed"]
-    assert launched.returncode != 0 and Path(f"{config.output}-killed").exists()
-    assert not Path(f"{config.output}-rank0.json").exists()
-    assert list(Path(config.output, "checkpoints").iterdir())  # what was there stays
+def test_a_run_that_is_resumed_ends_the_same(runs):
+    """Data parallel, and sharded."""
+    for name, other in (("whole", "cut-resumed"), ("ppo-sharded", "ppo-resumed")):
+        for file in ("metrics.jsonl", "agent_1/model.safetensors", "agent_2/model.safetensors"):
+            first, second = (Path(runs[run].output, file).read_bytes() for run in (name, other))
+            assert first == second, (name, file)
 
 
-def test_a_callback_that_stops_one_process_stops_all(done):
-    config = done[0]["callback stops"]
+def test_a_killed_process_ends_all(runs):
+    output = runs["killed"].output
+    assert not Path(f"{output}-rank0.json").exists()
+    assert list(Path(output, "checkpoints").iterdir())  # what was there stays
+
+
+def test_a_callback_that_stops_one_process_stops_all(runs):
+    config = runs["callback stops"]
     assert [len(seen["digests"]) for seen in ranks(config)] == [2, 2]
     assert Path(config.output, "checkpoints/iter-000002").exists()
     assert json.loads(Path(config.output, "summary.json").read_text())["stopped"]
 
 
-def test_batches_that_cannot_be_shared_are_refused(config, monkeypatch):
-    monkeypatch.setattr(distributed, "world_size", lambda: 3)
-    with pytest.raises(
-        UserError,
-        match=r"ppo.mini_batch_size: expected a multiple of the number of processes, 3, got 8",
-    ):
-        make_agents(config)
-
-
-def test_mixed_precision_of_accelerate_is_refused(config, monkeypatch):
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
-    distributed.check(config)
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
-    expected = r"accelerate: expected mixed_precision: no, got bf16.*--precision bf16"
-    with pytest.raises(UserError, match=expected):
-        distributed.check(config)
-
-
 @pytest.mark.parametrize("kl", KLS)
-def test_an_update_of_two_processes_is_that_of_one(done, tokenizer, kl):
+def test_an_update_of_two_processes_is_that_of_one(runs, folder, tokenizer, kl):
     """Whitening, token weights, KL and statistics are those of the whole batch, however the rows are shared."""
     whole, _ = make_learner(tokenizer, kl_penalty=kl.removesuffix(" in chunks"))
     before = weights(whole)
     queries, responses, scores = ragged()
     (stats,) = whole.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
-    folder = Path(done[0]["killed"].output).parent
     for rank in range(2):
         shared, trained = torch.load(folder / f"update_{kl}{rank}", weights_only=False)
         assert shared == pytest.approx(stats.metrics(), rel=1e-5, abs=1e-7)
         assert (trained - weights(whole)).norm() <= 1e-5 * (weights(whole) - before).norm()
 
 
-def test_response_length_is_the_same_in_all_processes_and_varies(config):
-    trainer = make_run(replace(config, sampling=SamplingConfig(3, 9), iterations=8))
-    lengths = []
-    agent = trainer.agents[0]
-    respond = agent.respond
-    agent.respond = lambda prompts, length, *args: (
-        lengths.append(length) or respond(prompts, length, *args)
-    )
-    for k in range(8):
-        trainer.iteration(k)
-    assert len(set(lengths)) > 2
+@pytest.mark.parametrize(
+    ("name", "largest"), [("ppo", 1e-5), ("reinforce_lora", 1e-5), ("grpo", 1e-9)]
+)
+def test_sharding_changes_no_number(runs, name, largest):
+    """Against one process, or against data parallelism (grpo): trained weights, optimizer states, metrics."""
+    whole, split = runs[name], runs[f"{name}-sharded"]
+    for agent in AGENTS:
+        one, two = (torch.load(f"{config.output}-{agent}") for config in (whole, split))
+        assert one.keys() == two.keys() and one
+        for key, tensor in one.items():
+            torch.testing.assert_close(two[key], tensor, rtol=0, atol=largest)
+    for one, two in zip(metrics(whole), metrics(split), strict=True):
+        # A quotient of variances: far below 0 where the critic is bad, so it is compared by its size.
+        quotient = one.pop("explained_variance", 0.0)
+        assert two.pop("explained_variance", 0.0) == pytest.approx(quotient, rel=largest)
+        assert one.keys() == two.keys()
+        for key, value in one.items():
+            assert two[key] == (
+                pytest.approx(value, rel=0, abs=largest) if isinstance(value, float) else value
+            )
+    if name == "grpo":
+        assert any(row["response_tokens"] % 1 for row in metrics(split))  # lengths differ
+
+
+@pytest.mark.parametrize("name", ["ppo", "reinforce_lora"])
+def test_agents_of_sharded_runs_are_plain_folders(runs, name):
+    for agent in AGENTS:
+        one, two = (Path(runs[run].output, agent) for run in (name, f"{name}-sharded"))
+        assert sorted(p.name for p in one.iterdir()) == sorted(p.name for p in two.iterdir())
+        (file,) = (path.name for path in one.glob("*.safetensors"))
+        first, second = load_file(one / file), load_file(two / file)
+        assert first.keys() == second.keys()
+        assert max((first[key] - second[key]).abs().max() for key in first) < 1e-5
+    if name == "ppo":
+        assert AutoModelForCausalLM.from_pretrained(two).config.architectures == ["GPT2LMHeadModel"]
+
+
+@pytest.mark.parametrize("name", ["engine-full", "engine-lora"])
+def test_several_processes_share_an_engine(runs, name):
+    config = runs[name]
+    records = metrics(config)
+    assert len(records) == 4 and max(record["engine_difference"] for record in records) < 1e-5
+    assert all("eval_task_reward" in record for record in records) == bool(config.eval_every)
+
+
+@pytest.mark.parametrize(
+    ("processes", "changes", "key"),
+    [
+        (3, {}, "ppo.mini_batch_size"),
+        (2, {"agents": [{"device": "cpu"}] * 2}, r"agents\[0\].device"),
+        (1, {"parallel": FULL}, "parallel.shard"),
+        (2, {"parallel": FULL, "ppo": {"optimizer": "Adafactor"}}, "ppo.optimizer"),
+        (2, {"parallel": FULL, "model": {"quantization": "4bit"}}, "model.quantization"),
+        (
+            2,
+            {"branches": 4, "ppo": {"mini_batch_size": 2, "gradient_accumulation_steps": 2}},
+            "branches",
+        ),
+        (2, {"algorithm": "grpo", "group_size": 8}, "ppo.batch_size"),
+        (1, {"precision": "bf16"}, "accelerate"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_models_are_loaded(
+    config, monkeypatch, processes, changes, key
+):
+    monkeypatch.setattr("cory.agent.load_policy", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr(distributed, "world_size", lambda: processes)
+    if key == "accelerate":
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    blocks = {
+        name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
+        for name, value in changes.items()
+    }
+    with pytest.raises(UserError, match=f"^{key}: "):
+        make_agents(replace(config, lora=LORA, **blocks))

@@ -1,7 +1,6 @@
 """Scripts in two processes on the CPU (gloo), by torchrun's launcher: `torchrun.py SCRIPT JOBS`.
 
 A start of Python takes longer than most jobs, so the script is imported once, and both processes are forked from there.
-tests/engine/test_engine.py uses torchrun itself.
 """
 
 import importlib

@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "run")]
+sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE)]
 
+import pytest  # noqa: E402
 import simulated  # noqa: E402
 import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState  # noqa: E402
-from conftest import make_config, make_gpt2, save_blank, sentences  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from test_resume import make_trainer  # noqa: E402
+from conftest import hurry, make_config, make_gpt2, sentences  # noqa: E402
+from test_trainer import make_trainer  # noqa: E402
 
 from cory.config import CoryConfig, LoraConfig  # noqa: E402
 from study.small_models import train_tokenizer  # noqa: E402
@@ -82,6 +82,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    Figure.savefig = save_blank
+    hurry(pytest.MonkeyPatch())
     torch.set_num_threads(1)
     main()

@@ -27,7 +27,7 @@ def test_metrics_are_those_of_the_cpu(results, algorithm):
     on_cpu, on_sim = results[algorithm]["cpu"], results[algorithm]["sim:0"]
     assert len(on_cpu) == 4
     for record, expected in zip(on_sim, on_cpu, strict=True):
-        assert record == pytest.approx(expected, rel=1e-5, abs=1e-5)
+        assert record == pytest.approx(expected, rel=1e-4, abs=1e-5)
 
 
 def test_a_planted_mistake_is_found(results):

@@ -1,6 +1,5 @@
 """GSM8K answers: what number a completion answers with, on hand-made cases, the real solutions and any text at all."""
 
-import doctest
 import json
 import time
 from decimal import Decimal
@@ -11,7 +10,6 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gsm8k_train import answers
 from gsm8k_train.answers import ENDS, MAX_CHARS, answer_text, correct, extract, gold
 
 DATA = ROOT.parent / "shared/data/gsm8k"
@@ -134,12 +132,6 @@ def test_answer_text(end):
     assert answer_text("It is 5.\n") == "It is 5.\n"
 
 
-def test_documented_examples():
-    result = doctest.testmod(answers)
-    assert result.failed == 0
-    assert result.attempted >= 15
-
-
 @pytest.mark.skipif(not DATA.exists(), reason=f"the GSM8K files are not in {DATA}")
 def test_real_solutions():
     solutions = [
@@ -172,26 +164,16 @@ UNITS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize(
-    "length", [MAX_CHARS - 20, 1_000_000], ids=["long", "megabyte"]
-)  # read whole, read from its end
-def test_pathological_text_is_read_at_once(unit, length):
-    body = unit * (length // len(unit))
-    for text in (
-        body,
-        "#### " + body,
-        "answer is " + body,
-        r"\boxed{" + body,
-        body + "x",
-        body + " 5",
-    ):
-        start = time.process_time()
-        value = extract(text)
-        gold(text)
-        assert time.process_time() - start < 1  # measured: 0.03 s at most
-        str(value)
-    assert extract(body + "\n#### 5") == 5
+@pytest.mark.parametrize("length", [MAX_CHARS - 20, 1_000_000])  # read whole, read from its end
+def test_pathological_text_is_read_at_once(length):
+    for unit in UNITS:
+        body = unit * (length // len(unit))
+        for text in ("#### " + body, "answer is " + body, r"\boxed{" + body, body + " 5"):
+            start = time.process_time()
+            str(extract(text))
+            gold(text)
+            assert time.process_time() - start < 1, unit  # measured: 0.03 s at most
+        assert extract(body + "\n#### 5") == 5
 
 
 def test_a_long_answer_is_not_cut_within_its_number():
@@ -249,17 +231,3 @@ def test_a_number_round_trips(digits, places, style, unit, minus, template):
     assert extract(text) == Fraction(value)
     assert correct(text, Fraction(value))
     assert not correct(text, Fraction(value) + 1)
-
-
-@settings(deadline=None, max_examples=200, derandomize=True)
-@given(
-    st.integers(0, 999), st.integers(0, 9999), st.integers(1, 9999), st.booleans(), st.booleans(),
-    st.sampled_from(TEMPLATES),
-)  # fmt: skip
-def test_a_fraction_round_trips(whole, over, under, latex, negative, template):
-    value = Fraction(over, under)
-    number = rf"\frac{{{over}}}{{{under}}}" if latex else f"{over}/{under}"
-    if whole and over < under:
-        value, number = value + whole, f"{whole}{number}" if latex else f"{whole} {number}"
-    text = template.format("-" * negative + number)
-    assert extract(text) == (-value if negative else value)
