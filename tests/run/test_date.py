@@ -12,7 +12,6 @@ from cory import Callback, evaluate
 from cory.agent import make_agents
 from cory.config import EvaluationConfig, ModelConfig
 from cory.evaluation import answer
-from cory.models.text import encode
 from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -87,15 +86,3 @@ def test_a_run_that_is_continued_or_evaluated_on_another_day_has_the_same_prompt
     evaluate([folder], make_task(), EvaluationConfig(device="cpu", output=str(tmp_path / "table")))
     assert seen
     assert all(text.startswith(f"{LONG_AGO}|") for text in seen)
-
-
-@pytest.mark.parametrize(
-    "call", ['strftime_now("%Y-%m-%d")', "strftime_now( '%Y-%m-%d' )", "strftime_now('%Y-%m-%d')"]
-)
-def test_a_template_calls_for_the_date_in_several_ways(dated_config, call):
-    tokenizer = AutoTokenizer.from_pretrained(dated_config.model.name)
-    tokenizer.chat_template = (
-        "{% if strftime_now is defined %}{% set now = " + call + " %}{% endif %}{{ now }}"
-    )
-    (ids,) = encode(tokenizer, ["good"], chat_template=True, date=LONG_AGO)
-    assert tokenizer.decode(ids) == LONG_AGO

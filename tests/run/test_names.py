@@ -7,8 +7,6 @@ import pytest
 from cory.command import LONGEST, evaluation_name, read_config, run_name
 from imdb_train.config import ImdbConfig
 
-GROUP = "imdb_cory_tiny-algorithm=rloo-group_size=4"
-
 
 def name(*flags: str, single_agent: bool = False) -> str:
     prefix = "imdb_ppo" if single_agent else "imdb_cory"
@@ -21,16 +19,7 @@ def name(*flags: str, single_agent: bool = False) -> str:
         ([], "imdb_cory_tiny"),
         (["--cory.credit", "causal"], "imdb_cory_tiny-credit=causal"),
         (
-            [
-                "--iterations",
-                "7",
-                "--tracker",
-                "tensorboard",
-                "--device",
-                "cpu",
-                "--checkpoint.keep",
-                "3",
-            ],
+            ["--iterations", "7", "--tracker", "tensorboard", "--checkpoint.keep=3"],
             "imdb_cory_tiny",
         ),
         (["--cory.credit", "collective"], "imdb_cory_tiny"),  # as the file has it
@@ -39,7 +28,6 @@ def name(*flags: str, single_agent: bool = False) -> str:
             "imdb_cory_tiny-algorithm=grpo-group_size=4-seed3",
         ),
         (["--model.name", "/a/b c/my model"], "imdb_cory_tiny-name=my_model"),
-        (["--ppo.max_grad_norm", "0.5"], "imdb_cory_tiny-max_grad_norm=0.5"),
     ],
 )
 def test_a_runs_name_has_what_differs_from_its_file(flags, expected):
@@ -49,13 +37,6 @@ def test_a_runs_name_has_what_differs_from_its_file(flags, expected):
 def test_the_baseline_is_named_by_its_method_alone():
     assert name(single_agent=True) == "imdb_ppo_tiny"
     assert name("--ppo.lam", "0.9", single_agent=True) == "imdb_ppo_tiny-lam=0.9"
-
-
-def test_agents_and_roles_are_in_the_name():
-    roles = '[{name: poet}, {prompt: "{poet} or {prompt}"}]'
-    agents = "[{}, {learning_rate: 0.1}]"
-    names = {name("--roles", roles), name("--agents", agents), name("--roles", "[{}, {}]")}
-    assert len(names) == 3 and all(made.startswith("imdb_cory_tiny-") for made in names)
 
 
 def test_the_baseline_of_a_chains_file_is_named_by_its_method_alone(tmp_path):

@@ -58,7 +58,9 @@ def hostile_runs(tmp_path):
     """Runs whose texts, names, settings, seeds, metrics and flags are all hostile: 200 chains."""
     texts = [HOSTILE[i % len(HOSTILE)] for i in range(200)]
     name = f"<img src=x onerror='{HACK}'>"
-    one = write_run(tmp_path / name, texts=texts, flags={2: [f"<b>{HACK}</b>"], 3: ["__proto__"]})
+    one = write_run(
+        tmp_path / name, agents=2, texts=texts, flags={2: [f"<b>{HACK}</b>"], 3: ["__proto__"]}
+    )
     rows = [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()]
     rows = [row | {f"<script>{HACK}</script>": 1.0, "__proto__": 2.0} for row in rows]
     (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
