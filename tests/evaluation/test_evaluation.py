@@ -1,11 +1,9 @@
 """One evaluator for any task: solo, joint and compute-matched rows, each model as its run had it."""
 
-import gc
 import json
 import math
 import re
 import shutil
-import weakref
 from dataclasses import replace
 
 import pytest
@@ -43,6 +41,10 @@ def make_run(config, agents=2, **changes):
     return CoryTrainer(config, make_agents(config), task).train().folder
 
 
+def by_length(prompts, completions):
+    return [len(completion) / 50 for completion in completions]
+
+
 @pytest.fixture
 def held_out():
     return Task.from_prompts(
@@ -59,7 +61,7 @@ def test_a_run_of_two_agents_beside_one_of_a_single_agent(finished, config, held
     """Joint: an agent reads the other one's response; compute-matched: its own first answer."""
     ppo = make_run(config, 1, iterations=1, output=str(tmp_path / "ppo"))
     chosen = settings(tmp_path, samples=2, ks=[1, 2])
-    done = evaluate([finished.folder, ppo], held_out, chosen)
+    done = evaluate([finished.folder, ppo], replace(held_out, reward=by_length), chosen)
     names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "base after itself", "run/agent_2 after agent_1",
              "run/agent_1 after agent_2", "ppo/agent_1 after itself"]  # fmt: skip
     assert [row["name"] for row in done.rows] == names
@@ -189,27 +191,6 @@ def test_a_run_with_a_chat_template_is_evaluated_with_it(
     assert not second.startswith("<user>")  # each as its own run
 
 
-def test_a_4_bit_lora_run_is_evaluated_in_4_bit(
-    config, held_out, llama_folder, tmp_path, monkeypatch
-):
-    pytest.importorskip("bitsandbytes")
-    sampling = replace(config.sampling, max_new_tokens=3)
-    config = replace(config, iterations=2, lora=LoraConfig(rank=4), sampling=sampling)
-    folder = make_run(config, model=ModelConfig(str(llama_folder), quantization="4bit"))
-    kinds = []
-    original = answer.load
-
-    def spy(*arguments):
-        loaded = original(*arguments)
-        kinds.append({type(module).__name__ for module in loaded.model.modules()})
-        return loaded
-
-    monkeypatch.setattr(answer, "load", spy)
-    done = evaluate([folder], held_out, settings(tmp_path))
-    assert all("Linear4bit" in names for names in kinds)
-    assert done.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and done.rows[1]["kl"] > 0
-
-
 def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_path):
     folder = make_run(replace(config, lora=LoraConfig(rank=4)))
     rows = evaluate([folder], held_out, settings(tmp_path)).rows
@@ -244,22 +225,6 @@ def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_ba
     answers = Answerer(policy, base, tokenizer).respond(prompts, sampling, batch_size=100)
     kl = sum(answers.kl) / len(answers.kl)
     assert kl > 0 and rows[1]["kl"] == pytest.approx(kl, rel=1e-4)
-
-
-def test_full_models_are_in_memory_one_at_a_time(finished, held_out, tmp_path, monkeypatch):
-    alive, most = [], []
-    original = load.load_policy
-
-    def spy(*args, **kwargs):
-        policy, tokenizer = original(*args, **kwargs)
-        alive.append(weakref.ref(policy))
-        gc.collect()
-        most.append(sum(ref() is not None for ref in alive))
-        return policy, tokenizer
-
-    monkeypatch.setattr(load, "load_policy", spy)
-    evaluate([finished.folder], held_out, settings(tmp_path, queries=2))
-    assert max(most) == 2 < len(most)  # the base, and the one that answers
 
 
 def test_the_rows_of_one_run_are_those_beside_the_first_one(config, held_out, tmp_path):
@@ -403,7 +368,9 @@ def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
     query = finished.task.dataset["prompt"][0]
     asked = [query, query, "my own", "the new film"]
     held_out = Task.from_prompts(asked, count_good, PROMPTS)
-    for number, (rows, share) in enumerate([(finished.task.dataset, 0.5), (None, None)]):
+    for number, (rows, share) in enumerate(
+        [(finished.task.dataset, 0.5), (held_out.dataset, None)]
+    ):
         chosen = settings(tmp_path / str(number))
         done = evaluate([finished.folder], held_out, chosen, trained_on=rows)
         saved = json.loads((done.folder / "evaluation.json").read_text())

@@ -141,36 +141,3 @@ def test_longer_chains_are_evaluated_role_by_role(config, tmp_path):
     assert expected <= {*names}
     # The base and the agents alone; the base in two and three calls; pairs; whole chains.
     assert len(names) == len(set(names)) == 1 + 3 + 2 + 6 + 3
-
-
-def test_summary_of_an_agent_in_both_roles_counts_iterations(config, monkeypatch):
-    monkeypatch.setattr("cory.run.tables.WINDOW", 2)
-    run = make_trainer(replace(config, cory=CoryConfig(num_agents=1, chain_length=2))).train()
-    summary = json.loads((run.folder / "summary.json").read_text())
-    start = summary["agents"]["agent_1"]["task_reward"]["start"]
-    # Two rows in each of two iterations.
-    assert start == pytest.approx(sum(row["task_reward"] for row in run.history[:4]) / 4)
-
-
-def test_agents_that_all_name_a_model_need_no_other_for_their_evaluation(
-    config, policy_folder, llama_folder, tmp_path
-):
-    agents = [{"model": {"name": str(folder)}} for folder in (llama_folder, policy_folder)]
-    config = replace(
-        config, iterations=1, model=replace(config.model, name="nobody/uses-this"), agents=agents
-    )
-    trainer = make_trainer(config)
-    folder = trainer.train().folder
-    settings = EvaluationConfig(queries=2, output=str(tmp_path / "evaluation"), device="cpu")
-    rows = {row["name"]: row["kl"] for row in evaluate([folder], trainer.task, settings).rows}
-    assert rows["base"] == 0 and "base of run/agent_2" in rows and "base of run/agent_1" not in rows
-
-
-def test_the_same_models_by_another_way_are_the_same_run(config, policy_folder, tmp_path):
-    """An `agents` list that changes nothing gives the bits of a run without one."""
-    plain = make_trainer(config).train().folder
-    agents = [{"model": {"name": str(policy_folder)}}, {}]
-    listed = (
-        make_trainer(replace(config, agents=agents, output=str(tmp_path / "listed"))).train().folder
-    )
-    assert outcome(plain) == outcome(listed)

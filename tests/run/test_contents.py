@@ -153,11 +153,3 @@ def test_the_page_of_a_long_run_is_small(tmp_path):
     queries = list(page.completions)
     assert queries[:2] == ["the film", "query 0"] and queries[-1] == "query 984"
     assert len(queries) == 26
-
-
-def test_a_prompt_of_chat_messages_is_shown(tmp_path):
-    folder = write_run(tmp_path / "a", texts=["one"])
-    (line, *_) = (folder / "samples.jsonl").read_text().splitlines()
-    messages = [{"role": "system", "content": "be <good>"}, {"role": "user", "content": "query 0"}]
-    (folder / "samples.jsonl").write_text(json.dumps(json.loads(line) | {"prompt": messages}))
-    assert "system: be &lt;good&gt;" in render(run_page(folder, "CORY"))

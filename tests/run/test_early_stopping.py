@@ -1,18 +1,16 @@
 """Early stopping on the held-out reward, and the best agents."""
 
-import errno
 import json
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from conftest import sentences
 
 from cory import Callback, evaluate
-from cory.agent import Agent, make_agents
+from cory.agent import make_agents
 from cory.config import CheckpointConfig, EvaluationConfig, GuardsConfig, ModelConfig
 from cory.errors import UserError
 from cory.models.load import load_policy
@@ -129,25 +127,6 @@ def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned, it
 
 def content(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_full_disk_leaves_the_best_agents_of_before(config, planned, monkeypatch):
-    """The run ends, and continues where there is space again."""
-    save = Agent.save
-
-    def full(agent, folder):
-        if folder.parent.name == "best" and (Path(config.output) / "best").exists():
-            raise OSError(errno.ENOSPC, "No space left on device")
-        save(agent, folder)
-
-    monkeypatch.setattr(Agent, "save", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        train(config)
-    before = content(Path(config.output) / "best")
-    monkeypatch.setattr(Agent, "save", save)
-    run = train(config, resume=config.output)
-    assert summary_of(run)["iterations"] == 4 and summary_of(run)["best"] == BEST
-    assert content(run / "best") != before
 
 
 def test_the_end_by_a_callback_is_final_and_outlives_a_signal(config, planned):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-import torch
 import yaml
 from conftest import make_gpt2
 from safetensors.torch import load_file, save_file
@@ -123,14 +122,6 @@ def test_truncated_weights_are_called_damaged(policy_folder, tmp_path):
     with pytest.raises(UserError, match=str(copy)) as error:
         load_policy(ModelConfig(str(copy)))
     assert "\n" not in str(error.value)
-
-
-def test_weights_that_are_no_safetensors_are_identified(tokenizer, tmp_path):
-    model = make_gpt2(tokenizer)
-    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
-    before = model_identity(str(tmp_path))
-    torch.save(make_gpt2(tokenizer, seed=1).state_dict(), tmp_path / "pytorch_model.bin")
-    assert model_identity(str(tmp_path)) != before
 
 
 def test_a_hub_model_is_identified_by_its_commit(tmp_path, monkeypatch):

@@ -39,12 +39,6 @@ def test_the_baseline_is_named_by_its_method_alone():
     assert name("--ppo.lam", "0.9", single_agent=True) == "imdb_ppo_tiny-lam=0.9"
 
 
-def test_the_baseline_of_a_chains_file_is_named_by_its_method_alone(tmp_path):
-    file = tmp_path / "chain.yaml"
-    file.write_text("branches: 2\nroles: [{}, {name: poet}]\nagents: [{}, {trained: false}]\n")
-    assert read_config(ImdbConfig, file, "imdb_ppo", True, [])[1] == "imdb_ppo_chain"
-
-
 def test_a_run_of_another_runs_settings_is_named_by_it_from_wherever_it_is_made(
     tmp_path, monkeypatch
 ):

@@ -4,6 +4,7 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -116,33 +117,21 @@ def same(a, b):
     assert [name for name in a if a[name] != b[name]] == []
 
 
-def spoil(agent, iteration: int, what: str = "loss"):
-    """In this iteration, the agent's update has a logit, or a gradient, that is not a number in row 3."""
+def spoil(agent, number: int, what: str = "loss"):
+    """In this update, the first row of each pass has a log-probability, or a gradient, that is not a number."""
     learner = agent.learner
-    forward, update, seen, bad = learner.forward, learner.update, [0], []
+    forward, update, seen = learner.forward, learner.update, [0]
 
     def counted(rollouts, *args):
         seen[0] += 1
-        bad[:] = rollouts[0].prompt_ids[3].tolist(), rollouts[0].response_ids[3].tolist()
         return update(rollouts, *args)
-
-    def is_bad(rows, i):
-        width = rows.prompt_lengths[i]
-        start = rows.input_ids.shape[1] + 1 - rows.response_ids.shape[1] - width
-        query = rows.input_ids[i, start : start + width].tolist()
-        return [query, rows.response_ids[i, : rows.response_lengths[i]].tolist()] == bad
 
     def spoiled(rows):
         result = forward(rows)
-        if seen[0] != iteration:
-            return result
-        if what != "gradient":
-            result.logprobs.data[[is_bad(rows, i) for i in range(len(rows.input_ids))]] = math.nan
-        if what == "gradient" and result.logprobs.requires_grad:
-            factors = [math.nan if is_bad(rows, i) else 1.0 for i in range(len(rows.input_ids))]
-            result.logprobs.register_hook(
-                lambda gradient: gradient * gradient.new_tensor(factors)[:, None]
-            )
+        if seen[0] == number and what == "loss":
+            result.logprobs.data[0] = math.nan
+        elif seen[0] == number and result.logprobs.requires_grad:
+            result.logprobs.register_hook(lambda gradient: gradient * math.nan)
         return result
 
     learner.update, learner.forward = counted, spoiled
@@ -304,6 +293,12 @@ def other_reward(prompts, completions):
     return count_good(prompts, completions)
 
 
+def other_file(checkpoint: Path) -> None:
+    """As if the file of the reward had been another one."""
+    file = checkpoint.parents[1] / "config.yaml"
+    file.write_text(re.sub(r"reward_sha256: .*", "reward_sha256: '0'", file.read_text()))
+
+
 def remove_all(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint.parent)
 
@@ -331,6 +326,7 @@ FOLDERS = {
     "held-out queries": (None, {"eval_every": 2}, "eval_every"),
     "LoRA": (None, {"lora": LoraConfig(rank=2)}, r"lora\.rank"),
     "reward": (None, {"reward": other_reward}, r"fingerprint\.reward"),
+    "reward's file": (other_file, {}, r"fingerprint\.reward_sha256"),
     "rows": (None, {"rows": 30}, r"fingerprint\.dataset_sha256"),
 }
 
@@ -365,24 +361,6 @@ def test_resume_of_what_is_no_run(one, tmp_path):
             make_trainer(replace(one, **changes)).train()
     with pytest.raises(UserError, match=r"^resume: "):
         make_trainer(replace(one, resume="auto", output=None)).train()
-
-
-def test_a_changed_reward_file_is_refused(policy_folder, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    reward = "def good(completions):\n    return [text.count('good') for text in completions]\n"
-    Path("rewards.py").write_text(reward)
-    rows = [json.dumps({"prompt": text}) + "\n" for text in sentences(16)]
-    Path("rows.jsonl").write_text("".join(rows))
-    flags = [
-        f"--model.name={policy_folder}", "--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--device=cpu",
-        "--task.dataset=rows.jsonl", "--task.reward=rewards.py:good", "--output=run", "--iterations=1",
-    ]  # fmt: skip
-    assert command("cory.train", *flags).status == 0
-    Path("rewards.py").write_text(reward + "# changed\n")
-    refused = command("cory.train", "--resume", "run", "--iterations", "2")
-    assert refused.status == 2 and "fingerprint.reward_sha256" in refused.error
-    Path("rewards.py").write_text(reward)
-    assert command("cory.train", "--resume", "run", "--iterations", "2").status == 0
 
 
 def test_only_the_newest_checkpoints_stay_and_nothing_is_pickled(whole):

