@@ -9,13 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_gpt2, sentences
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation import answer
 from cory.evaluation.answer import Answerer, Evaluator
 from cory.evaluation.command import read_responses
 from cory.evaluation.rows import line_up
@@ -28,7 +26,6 @@ from study.report import write_report
 from study.small_models import train_tokenizer
 
 PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 
 
 def count_good(prompts, completions):
@@ -165,30 +162,6 @@ def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
         break
     else:
         raise AssertionError("no response to compare")
-
-
-def test_a_run_with_a_chat_template_is_evaluated_with_it(
-    config, held_out, policy_folder, tmp_path, monkeypatch
-):
-    chat = tmp_path / "chat"
-    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
-    tokenizer.chat_template = CHAT
-    AutoModelForCausalLM.from_pretrained(policy_folder).save_pretrained(chat)
-    tokenizer.save_pretrained(chat)
-    with_chat = make_run(config, 1, model=ModelConfig(str(chat), chat_template=True))
-    plain = make_run(config, 1, output=str(tmp_path / "plain"))
-    seen = {}
-    original = answer.sample
-
-    def spy(model, tokenizer, queries, *rest, **options):
-        seen.setdefault(len(seen), tokenizer.decode(queries[0]))
-        return original(model, tokenizer, queries, *rest, **options)
-
-    monkeypatch.setattr(answer, "sample", spy)
-    evaluate([with_chat, plain], held_out, settings(tmp_path))
-    base, first, second = (seen[i] for i in range(3))
-    assert base.startswith("<user>") and first.startswith("<user>") and first.endswith("<bot>")
-    assert not second.startswith("<user>")  # each as its own run
 
 
 def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_path):

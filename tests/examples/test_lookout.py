@@ -4,7 +4,6 @@ import doctest
 import importlib
 import json
 import sys
-from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -85,32 +84,6 @@ def test_a_run(world, tmp_path, monkeypatch):
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     assert {row["role"] for row in run.history} == {"pioneer", "observer"}
     assert "| x | 1 | " in imported("table").table([run.folder])
-
-
-@pytest.mark.usefixtures("drawn_figures")
-def test_the_figure_of_a_chain(tmp_path):
-    """Of the named query, what each role wrote; model text that is no valid XML or mathtext stays text."""
-    written = [f"{moment} {role}" for moment in ("before", "after") for role in (1, 2)]
-    run = {"samples": {}}
-    for moment in ("before", "after"):
-        run["samples"][moment] = {
-            "chain": [
-                {"role": f"role {role}", "query": query, "prompt": f"{query}:", "task_reward": 0.5}
-                | {"completion": f" {moment} {role} <{query} $--> $"}
-                for role in (1, 2)
-                for query in ("first", "second")
-            ]
-        }
-    (tmp_path / "summary.json").write_text(json.dumps(run))
-    chain = imported("chain", ROOT / "docs/figures")
-    for query, other in (("first", "second"), ("second", "first")):
-        path = tmp_path / f"{query}.svg"
-        chain.draw(tmp_path, path, ["first", "second"].index(query) + 1)
-        ElementTree.parse(path)
-        comments = path.read_text()  # matplotlib keeps each text beside its outlines
-        assert all(text in comments for text in written) and other not in comments
-    with pytest.raises(SystemExit, match=r"^QUERY: "):
-        chain.draw(tmp_path, tmp_path / "none.svg", 3)
 
 
 def test_fog_decides_what_each_role_knows(tmp_path):

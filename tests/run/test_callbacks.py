@@ -7,24 +7,14 @@ import re
 
 import pytest
 import torch
-from conftest import ROOT, sentences
+from conftest import ROOT
+from test_resume import count_good, make_trainer
 
 from cory import Callback
-from cory.agent import make_agents
-from cory.roles import RolePrompts
-from cory.task import Task
-from cory.trainer import CoryTrainer
-
-
-def count_good(prompts, completions):
-    return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
 
 
 def train(config, *callbacks):
-    task = Task.from_prompts(
-        sentences(20), count_good, RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-    )
-    return CoryTrainer(config, make_agents(config), task, callbacks=callbacks).train()
+    return make_trainer(config, callbacks=callbacks).train()
 
 
 def test_the_example_of_the_documents_runs(policy_folder, tmp_path, monkeypatch):

@@ -2,29 +2,24 @@
 
 import json
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import sentences
+from test_resume import make_trainer
 from transformers import AutoModelForCausalLM
 from written import write_evaluation, write_run
 
-from cory.agent import make_agents
 from cory.errors import UserError
-from cory.roles import RolePrompts
 from cory.run.report import evaluation_page, render, run_page
-from cory.task import Task
-from cory.trainer import CoryTrainer
 from study.report import command_line, make_page
 
 
 def test_the_kl_of_a_response_is_that_of_a_plain_loop(config):
     """Token by token with transformers alone, after an update."""
     config = replace(config, ppo=replace(config.ppo, kl_penalty="kl", learning_rate=1e-2))
-    task = Task.from_prompts(sentences(16), lambda prompts: [0.0] * len(prompts), RolePrompts())
-    trainer = CoryTrainer(config, make_agents(config), task)
+    trainer = make_trainer(config)
     trainer.iteration(0)
     agent = trainer.agents[0]
     rollout = agent.respond(sentences(3), 5, torch.Generator())
@@ -59,19 +54,7 @@ def test_a_run_stores_what_each_role_read_and_writes_its_report(finished):
     assert [s["role"] for s in shown["after"]["chain"]] == ["pioneer"] * 4 + ["observer"] * 4
     kl = [max(s["kl"] for s in shown[stage]["chain"]) for stage in ("before", "after")]
     assert kl[0] == 0 < kl[1]
-    assert samples[0]["query"] in Parsed((run / "report.html").read_text()).text
-
-
-class Parsed(HTMLParser):
-    """The text of a page."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.text = ""
-        self.feed(text)
-
-    def handle_data(self, data):
-        self.text += data
+    assert samples[0]["query"] in (run / "report.html").read_text()
 
 
 @pytest.mark.parametrize("name", ["report.render", "plots.plot_curves"])
@@ -82,10 +65,8 @@ def test_a_figure_or_report_that_fails_is_a_warning(config, monkeypatch, name):
         raise OSError(28, "No space left")
 
     monkeypatch.setattr(f"cory.run.{name}", fail)
-    task = Task.from_prompts(sentences(16), lambda prompts: [0.0] * len(prompts), RolePrompts())
-    config = replace(config, iterations=1)
     with pytest.warns(UserWarning, match=r"report\.html"):
-        run = CoryTrainer(config, make_agents(config), task).train()
+        run = make_trainer(replace(config, iterations=1)).train()
     assert (run.folder / "summary.json").exists() and (run.folder / "agent_1").is_dir()
     assert not (run.folder / "report.html").exists()
 

@@ -7,28 +7,17 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import sentences
+from test_resume import make_trainer
 
 from cory import Callback, evaluate
-from cory.agent import make_agents
 from cory.config import CheckpointConfig, EvaluationConfig, GuardsConfig, ModelConfig
 from cory.errors import UserError
 from cory.models.load import load_policy
-from cory.roles import RolePrompts
 from cory.run import callbacks
 from cory.run.signals import Interrupted
-from cory.task import Task
-from cory.trainer import CoryTrainer
 from study.compare import read_runs
 
 HELD_OUT = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # the reward of each iteration's evaluation
-
-
-def zero(prompts, completions):
-    return [0.0] * len(completions)
-
-
-TASK = Task.from_prompts(sentences(16), zero, RolePrompts())
 
 
 class Planned(Callback):
@@ -71,18 +60,12 @@ def planned(monkeypatch):
     )
 
 
-def train(config, callback=None, task=TASK, **changes):
-    config = replace(
-        config,
-        eval_every=1,
-        checkpoint=CheckpointConfig(save_every=1, keep=9),
-        **{"iterations": 6, "guards": GuardsConfig(patience=2), **changes},
-    )
-    held_out = Task.from_prompts(sentences(20)[16:], zero, RolePrompts()).dataset
-    watching = [callback] if callback else []
-    agents = make_agents(config)
-    trainer = CoryTrainer(config, agents, task, eval_dataset=held_out, callbacks=watching)
-    return trainer.train().folder
+def train(config, callback=None, **changes):
+    """The folder of a run that is evaluated after each iteration."""
+    guards = GuardsConfig(patience=2)
+    config = replace(config, **{"iterations": 6, "eval_every": 1, "guards": guards, **changes})
+    config.checkpoint = CheckpointConfig(save_every=1, keep=9)
+    return make_trainer(config, callbacks=[callback] if callback else []).train().folder
 
 
 def summary_of(run):
@@ -110,7 +93,7 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned):
     assert torch.equal(saved, watch.weights[1]) and not torch.equal(saved, watch.weights[3])
     name = str(best / "agent_1")
     chosen = EvaluationConfig(queries=2, device="cpu", output=str(run.parent / "e"))
-    rows = evaluate([run, name], TASK, chosen).rows
+    rows = evaluate([run, name], make_trainer(config).task, chosen).rows
     assert {"run/agent_1", name} <= {row["name"] for row in rows}
 
 

@@ -138,22 +138,6 @@ TEXT = yaml.safe_dump(asdict(Config()))  # every key
 
 
 @FUZZ
-@given(
-    st.one_of(
-        st.binary(max_size=200),
-        st.text(max_size=200).map(lambda text: text.encode("utf-8", "replace")),
-    )
-)
-def test_fuzzed_configuration(tmp_path_factory, content):
-    file = tmp_path_factory.mktemp("fuzz") / "config.yaml"
-    file.write_bytes(content)
-    try:
-        load(Config, file, [])
-    except UserError as error:
-        assert str(error)
-
-
-@FUZZ
 @given(st.data())
 def test_fuzzed_line_of_a_configuration(tmp_path_factory, data):
     lines = TEXT.splitlines()

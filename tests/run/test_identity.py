@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +12,21 @@ import pytest
 import yaml
 from conftest import make_gpt2
 from safetensors.torch import load_file, save_file
-from test_resume import make_trainer
+from test_resume import count_good, make_trainer
 
 from cory import evaluate
 from cory.agent import make_agents
 from cory.chat import Chat
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig
 from cory.errors import UserError
-from cory.identity import check_models, data_hash, model_identity, policy_models, source_hash
+from cory.identity import (
+    check_models,
+    commit,
+    data_hash,
+    model_identity,
+    policy_models,
+    source_hash,
+)
 from cory.models.load import load_policy
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig, ImdbTaskConfig
@@ -137,10 +145,6 @@ def test_a_hub_model_is_identified_by_its_commit(tmp_path, monkeypatch):
     assert model_identity("user/other") is None
 
 
-def count_good(prompts, completions):
-    return [float(completion.count("good")) for completion in completions]
-
-
 def test_a_reward_is_known_by_its_file():
     class Scaled:
         def __call__(self, prompts, completions):
@@ -160,3 +164,27 @@ def test_data_are_known_by_their_rows():
     assert data_hash(rows) == data_hash(same)
     others = [rows.select([0, 1]), rows.select([1, 0, 2]), rows.rename_column("answer", "gold")]
     assert len({data_hash(each) for each in [rows, *others]}) == 4
+
+
+@pytest.mark.skipif(not shutil.which("git"), reason="no git")
+def test_a_commit_with_changes_is_named_but_not_for_rows_of_results(tmp_path):
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
+        subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True)
+
+    (tmp_path / "results").mkdir()
+    (tmp_path / "cory").mkdir()
+    code, rows = tmp_path / "cory" / "code.py", tmp_path / "results" / "runs.csv"
+    code.write_text("1")
+    rows.write_text("1")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "first")
+    unchanged = commit(code.parent)
+    assert len(unchanged) == 40
+
+    rows.write_text("2")
+    (tmp_path / "cory" / "untracked.py").write_text("1")
+    assert commit(code.parent) == unchanged
+    code.write_text("2")
+    assert commit(code.parent) == f"{unchanged}-dirty"

@@ -129,11 +129,3 @@ def test_pages_link_to_nothing_and_run_one_script(tmp_path):
         ]
         assert all(link.startswith("#") for link in linked)
         assert not re.search(r"@import|url\((?!#)", html)
-
-
-@pytest.mark.usefixtures("drawn_figures")
-def test_a_figure_is_the_same_text_each_time(tmp_path):
-    rows = read_rows(write_run(tmp_path / "a") / "metrics.jsonl")
-    first = svg(partial(plot_curves, rows))
-    assert first == svg(partial(plot_curves, rows)) and first.startswith("<svg ")
-    assert "<metadata" not in first and ">task reward</text>" in first

@@ -1,6 +1,5 @@
 """How settings are written and read again, and that those of Python are checked as those of a file."""
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -8,12 +7,10 @@ import yaml
 from conftest import ROOT
 
 from cory.agent import make_agents
-from cory.command import load
 from cory.config import Config
 from cory.errors import UserError
 from cory.run.settings import named
 from cory.yaml_file import yaml_text
-from imdb_train.config import ImdbConfig
 
 
 def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
@@ -27,13 +24,6 @@ def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
     text = yaml_text(settings)
     assert yaml.safe_load(text) == settings and list(yaml.safe_load(text)) == list(settings)
     assert text.startswith("prompt: |-\n  Note: {prompt}\n  Ä question:\n\n    {question}\n")
-
-
-def test_texts_that_look_like_numbers_or_lines_stay_texts(tmp_path):
-    flags = ["--sampling.stop", "['1e3', '\\n']", "--model.revision", "1234e56"]
-    config = load(ImdbConfig, None, [*flags, "--task.observer_prompt", "a\x85b\u2028c\n d"])
-    (tmp_path / "config.yaml").write_text(yaml_text(asdict(config)), encoding="utf-8")
-    assert load(ImdbConfig, None, ["--config", str(tmp_path / "config.yaml")]) == config
 
 
 def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch):

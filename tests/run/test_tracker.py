@@ -7,27 +7,17 @@ from pathlib import Path
 
 import pytest
 from accelerate.tracking import TensorBoardTracker, WandBTracker
-from conftest import sentences
+from test_resume import make_trainer
 
-from cory.agent import make_agents
 from cory.command import read_config
 from cory.config import CheckpointConfig, Config
 from cory.errors import UserError
-from cory.roles import RolePrompts
 from cory.run.trackers import COLUMNS
-from cory.task import Task
-from cory.trainer import CoryTrainer
-
-
-def count_good(prompts, completions):
-    return [float(completion.count("good")) for completion in completions]
 
 
 def train(config, **changes):
     """A run of three iterations, with samples of the first and the third; returns its folder."""
-    config = replace(config, **{"iterations": 3, **changes})
-    task = Task.from_prompts(sentences(12), count_good, RolePrompts())
-    return CoryTrainer(config, make_agents(config), task).train().folder
+    return make_trainer(replace(config, **{"iterations": 3, **changes})).train().folder
 
 
 def rewards(folder, agent):

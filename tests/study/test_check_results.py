@@ -63,13 +63,6 @@ def test_settings_that_are_none_any_more_are_named(results):
     assert not came_out and "reset_on_exchange" in message
 
 
-def test_a_frozen_page_is_left_out(results):
-    rewrite(results, lambda content: content["records"][0].update(kl=9.0))
-    (results / "README.md").write_text("# Old\n\n<!-- frozen: c0f7e9e -->\n")
-    came_out, message = check(results)
-    assert came_out and message.startswith("left out")
-
-
 def test_a_run_with_files_that_git_does_not_have_is_not_kept(finished, tmp_path):
     """Its model is a folder that the tests have made."""
     keep(finished.folder, tmp_path, threads=1)

@@ -6,7 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -240,6 +242,41 @@ def test_agents_are_removed_if_asked_but_for_the_first_run_s(tmp_path, judged):
     assert [path.parent for path in (tmp_path / "runs").rglob("agent_1")] == [judged[0].folder]
 
 
+STOPPED = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+pathlib.Path("ready").touch()
+time.sleep(60)
+"""
+
+
+def test_programs_run_on_this_machine_and_are_ended_with_it(tmp_path):
+    first, second, third = planned_in(tmp_path)[:3]
+
+    def program(item, code):
+        return replace(item, command=[sys.executable, "-c", code], cwd=tmp_path)
+
+    counts = program(first, "import os; print(os.environ['OMP_NUM_THREADS'])")
+    fails = program(second, "raise SystemExit(3)")
+    ended = {}
+
+    def note(item, status, seconds):
+        ended[item.folder] = status
+
+    engines.run_here([counts, fails], 2, 5, note)
+    assert ended == {first.folder: 0, second.folder: 3} and counts.log.read_text() == "5\n"
+
+    def end_it():
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_it).start()
+    with pytest.raises(KeyboardInterrupt):
+        engines.run_here([program(third, STOPPED), counts], 1, 1, note)
+    assert ended[third.folder] == 143 and counts.log.read_text() == "5\n"
+
+
 ONE = """
 title: A trial
 question: Does it run?
@@ -250,6 +287,7 @@ scales:
 """
 
 
+@pytest.mark.slow
 def test_an_experiment_that_is_interrupted_continues_to_the_same_rows(tmp_path):
     (item,) = planned_in(tmp_path, ONE)
     command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", "a", "--out"]

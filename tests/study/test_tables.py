@@ -76,15 +76,6 @@ def test_a_chain_against_its_rivals(here):
     assert rows[2][6].startswith(f"{(own - ppo).mean():+.2f} (")
 
 
-def test_a_frozen_page_is_left_as_it_is(tmp_path):
-    page = tmp_path / "results/old/README.md"
-    page.parent.mkdir(parents=True)
-    page.write_text("<!-- table: held_out nowhere -->\nof before\n<!-- end -->\n")
-    assert tables.pages(tmp_path) == [page]
-    page.write_text("<!-- frozen: c0f7e9e -->\n" + page.read_text())
-    assert tables.pages(tmp_path) == []
-
-
 def test_runs_begin_and_end(here):
     page = here / "README.md"
     page.write_text('<!-- table: runs credit groups="PPO" -->\n<!-- end -->\n')
