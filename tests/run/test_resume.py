@@ -4,7 +4,6 @@ import functools
 import json
 import math
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -295,8 +294,9 @@ def other_reward(prompts, completions):
 
 def other_file(checkpoint: Path) -> None:
     """As if the file of the reward had been another one."""
-    file = checkpoint.parents[1] / "config.yaml"
-    file.write_text(re.sub(r"reward_sha256: .*", "reward_sha256: '0'", file.read_text()))
+    settings = json.loads((checkpoint / STATE).read_text())["settings"]
+    settings["fingerprint"]["reward_sha256"] = "0"
+    change_state(settings=settings)(checkpoint)
 
 
 def remove_all(checkpoint: Path) -> None:
