@@ -20,8 +20,8 @@ from study.compare import read_runs
 HELD_OUT = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # the reward of each iteration's evaluation
 
 
-class Planned(Callback):
-    """Replaces held-out rewards by those of HELD_OUT, and keeps the weights before each of them."""
+class Weights(Callback):
+    """Keeps the weights after each iteration."""
 
     def __init__(self):
         self.weights = []
@@ -53,11 +53,12 @@ class Interrupt(Callback):
 
 @pytest.fixture
 def planned(monkeypatch):
-    monkeypatch.setattr(
-        callbacks,
-        "evaluate",
-        lambda trainer, iteration, rows: ([HELD_OUT[iteration.index]] * 2, None),
-    )
+    """Held-out rewards are those of HELD_OUT."""
+
+    def evaluate(trainer, iteration, rows):
+        return [HELD_OUT[iteration.index]] * 2, None
+
+    monkeypatch.setattr(callbacks, "evaluate", evaluate)
 
 
 def train(config, callback=None, **changes):
@@ -76,7 +77,7 @@ BEST = {"iterations": 2, "eval_task_reward": 3.0}
 
 
 def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned):
-    watch = Planned()
+    watch = Weights()
     run = train(config, watch)
     lines = (run / "metrics.jsonl").read_text().splitlines()
     rewards = [json.loads(line)["eval_task_reward"] for line in lines[::2]]

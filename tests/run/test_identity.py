@@ -12,7 +12,7 @@ import pytest
 import yaml
 from conftest import make_gpt2
 from safetensors.torch import load_file, save_file
-from test_resume import count_good, make_trainer
+from test_resume import make_trainer
 
 from cory import evaluate
 from cory.agent import make_agents
@@ -150,8 +150,8 @@ def test_a_reward_is_known_by_its_file():
         def __call__(self, prompts, completions):
             return [1.0] * len(completions)
 
-    here = source_hash(count_good)
-    assert here and here == source_hash(Scaled()) == source_hash(functools.partial(count_good))
+    here = source_hash(train)
+    assert here and here == source_hash(Scaled()) == source_hash(functools.partial(train))
     assert source_hash(make_gpt2) not in (here, "")
     typed = {}
     exec("def typed(prompts, completions): return []", typed)
