@@ -35,6 +35,7 @@ from transformers import (
 from cory import identity as versions
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 from cory.run import plots
+from cory.task import Task
 from study.small_models import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -234,3 +235,48 @@ def config(policy_folder, tmp_path) -> Config:
 def run_iteration(trainer, k: int) -> list[dict]:
     """Runs iteration `k` outside of `train`; its metrics, a record per role."""
     return trainer.iteration(k).records
+
+
+REWARDS = """
+def count_good(prompts, completions):
+    return [completion.count("good") + len(completion) / 50 for completion in completions]
+
+
+def calls(chains):
+    return [float(len(chain)) for chain in chains]
+"""
+
+
+class Finished(NamedTuple):
+    """A run that has ended, with its settings and its task."""
+
+    folder: Path
+    config: Config
+    task: Task
+
+
+@pytest.fixture(scope="session")
+def finished(policy_folder, tmp_path_factory) -> Finished:
+    """One run of two iterations for all tests that need one: two agents, a task of its own from files.
+
+    Tests only read its folder, or change a copy.
+    """
+    from cory.agent import make_agents
+    from cory.own_task import OwnConfig, OwnTaskConfig, make_task
+    from cory.trainer import CoryTrainer
+
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "rewards.py").write_text(REWARDS)
+    rows = [json.dumps({"prompt": text}) + "\n" for text in sentences(16)]
+    (folder / "rows.jsonl").write_text("".join(rows))
+    task = OwnTaskConfig(
+        dataset=str(folder / "rows.jsonl"),
+        reward=f"{folder}/rewards.py:count_good",
+        team_reward=f"{folder}/rewards.py:calls",
+        observer_prompt='Improve "{prompt}{response}": {prompt}',
+    )
+    changes = {"iterations": 2, "sample_every": 1, "task": task}
+    config = OwnConfig(**{**vars(make_config(policy_folder, folder)), **changes})
+    config.checkpoint.save_every = 1
+    trainer = CoryTrainer(config, make_agents(config), make_task(config))
+    return Finished(trainer.train().folder, config, trainer.task)

@@ -6,7 +6,6 @@ many processes must be able to share the settings.
 """
 
 import ast
-import importlib.util
 import io
 import math
 import os
@@ -196,73 +195,25 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, comman
             printed += ended.out
         else:
             subprocess.run(["bash", "-ec", part], env=os.environ | {"PATH": path}, check=True)
-    assert (
-        "praise/agent_2 after agent_1" in printed and "praise_ppo/agent_1 after itself" in printed
-    )
-    runs = tmp_path / "praise/runs"
-    assert (runs / "evaluation-praise-praise_ppo/evaluation.md").exists()
-
-    # The chains of one's own.
-    for row in (
+    rows = [
+        "praise/agent_2 after agent_1",
+        "praise_ppo/agent_1 after itself",
         "roles/agent_3 after agent_2 after agent_1",
         "frozen/agent_2 after agent_1",
         "branches_rloo/agent_2",
-    ):
-        assert row in printed
-    metrics = {
-        name: read_rows(runs / name / "metrics.jsonl")
-        for name in ("roles", "roles_ppo", "frozen", "branches_rloo")
-    }
-    assert {row["role"] for row in metrics["roles"]} == {"writer", "doubter", "closer"}
-    assert all(0 < row["team_reward"] <= 1 for row in metrics["roles"])
-    assert {row["role"] for row in metrics["roles_ppo"]} == {"pioneer"}
+    ]
+    assert all(row in printed for row in rows)
+    runs = tmp_path / "praise/runs"
+    assert (runs / "evaluation-praise-praise_ppo/evaluation.md").exists()
+    roles = {row["role"] for row in read_rows(runs / "roles/metrics.jsonl")}
+    assert roles == {"writer", "doubter", "closer"}
     samples = read_rows(runs / "roles_ppo/samples.jsonl")
     assert all(row["prompt"] == row["query"] for row in samples)  # what the baseline reads
-    assert [(row["agent"], row["kl"] == 0) for row in metrics["frozen"][2:]] == [
+    frozen = read_rows(runs / "frozen/metrics.jsonl")[2:]
+    assert [(row["agent"], row["kl"] == 0) for row in frozen] == [
         ("agent_1", False),
         ("agent_2", True),
     ]
-    assert all("value_loss" not in row for row in metrics["branches_rloo"])
-
-
-@pytest.fixture
-def builder():
-    """docs/site.py as a module."""
-    spec = importlib.util.spec_from_file_location("site_builder", ROOT / "docs/site.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_the_site_builder_finds_what_is_not_there(builder, tmp_path):
-    """A dead page, anchor and picture, a link that is served without encryption, and a dead link of llms.txt."""
-    (tmp_path / "b").mkdir()
-    (tmp_path / "b/index.html").write_text('<h1 id="top"></h1><a href="..">home</a>')
-    good = '<a href="b/#top">b</a><a href="#here" id="here">here</a><a href="https://arxiv.org/abs/2410.06101">paper</a>'
-    (tmp_path / "index.html").write_text(good)
-    assert builder.dead_links(tmp_path) == []
-    bad = '<a href="c/">c</a><a href="b/#bottom">b</a><img src="none.png"><a href="http://example.org">plain</a>'
-    (tmp_path / "index.html").write_text(good + bad)
-    assert builder.dead_links(tmp_path) == [
-        f"index.html: {target}" for target in ("c/", "b/#bottom", "none.png", "http://example.org")
-    ]
-    (tmp_path / "index.html").write_text(good)
-    (tmp_path / "llms.txt").write_text("# a\n\n- [b](b/index.html)\n- [c](c.md): c\n")
-    assert builder.dead_links(tmp_path) == ["llms.txt: c.md"]
-
-
-def test_llms_txt_lists_the_pages_of_the_site(builder):
-    """Every page of the navigation once, each an existing file, with its first sentence."""
-    text = builder.llms_txt()
-    assert re.match(r"# cory\n\n> .+\n\n## ", text)
-    entries = re.findall(r"^- \[([^\]]+)\]\(([^)]+)\): (.+)$", text, re.MULTILINE)
-    assert len(entries) == text.count("\n- ")
-    navigation = re.findall(r'"([^"]+\.md)"', (ROOT / "zensical.toml").read_text())
-    assert sorted(page for _, page, _ in entries) == sorted(navigation)
-    assert all((ROOT / page).is_file() for page in navigation)
-    abouts = {page: about for _, page, about in entries}
-    assert abouts["docs/roadmap.md"] == "What is not done, and what would be needed."
-    assert not any("](" in about for about in abouts.values())
 
 
 def test_the_layout_names_every_file_of_code_and_none_that_is_gone():

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -16,46 +15,18 @@ NOTEBOOK = nbformat.read(PATH, as_version=nbformat.NO_CONVERT)
 CELLS = {cell["id"]: cell for cell in NOTEBOOK.cells}
 
 
-def test_it_is_a_valid_notebook_of_the_usual_kernel():
+def test_it_is_valid_and_stored_without_outputs():
     nbformat.validate(NOTEBOOK)
-    assert NOTEBOOK.metadata.kernelspec.name == "python3"
-    assert len(CELLS) == len(NOTEBOOK.cells)  # each has an id of its own
-    # A name, which no editor draws anew.
-    assert not any(re.fullmatch(r"[0-9a-f-]{8,}", name) for name in CELLS)
-
-
-def test_it_is_stored_without_outputs():
     for name, cell in CELLS.items():
-        assert (
-            not cell.get("outputs") and cell.get("execution_count") is None and not cell.metadata
-        ), name
-
-
-def test_it_names_no_machine():
-    text = "\n".join(cell.source for cell in NOTEBOOK.cells)
-    assert not re.search(r"(^|[^\w.])/(home|root|work|content|Users|tmp|mnt)\b", text, re.MULTILINE)
-    assert set(re.findall(r"https?://([^/)\s]+)", text)) == {"arxiv.org"}
+        outputs = cell.get("outputs") or cell.get("execution_count") or cell.metadata
+        assert not outputs, name
 
 
 def test_its_links_and_files_are_there():
     text = "\n".join(cell.source for cell in NOTEBOOK.cells)
-    links = [
-        link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not link.startswith("https://")
-    ]
-    assert len(links) >= 8
-    for link in links:
-        file, _, anchor = link.partition("#")
-        assert (PATH.parent / file).is_file(), link
-        headings = (
-            re.findall(r"^#+ (.*)$", (PATH.parent / file).read_text(), re.MULTILINE)
-            if anchor
-            else []
-        )
-        anchors = [
-            "",
-            *(re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings),
-        ]
-        assert anchor in anchors, link
+    assert not re.search(r"(^|[^\w.])/(home|root|work|content|Users|tmp|mnt)\b", text, re.MULTILINE)
+    for link in re.findall(r"\]\(([^)#\s]+)", text):
+        assert link.startswith("https://") or (PATH.parent / link).is_file(), link
     for file in re.findall(r'"((?:configs|examples|imdb_train)/[\w/.]+)"', text):
         assert (ROOT / file).exists(), file
 
@@ -97,13 +68,6 @@ def install(monkeypatch):
     return run
 
 
-def test_install_does_nothing_where_all_is_there(install):
-    before = {path.name for path in ROOT.iterdir()}
-    assert install(ROOT / "notebooks") == []
-    assert Path.cwd() == ROOT and sys.path[0] == str(ROOT)
-    assert {path.name for path in ROOT.iterdir()} == before
-
-
 def test_install_leaves_what_fits_and_pins_the_rest(install, tmp_path):
     """As on Colab: a torch of its own that fits, and something that is missing."""
     checkout = tmp_path / "cory"
@@ -123,18 +87,11 @@ def test_install_leaves_what_fits_and_pins_the_rest(install, tmp_path):
     assert pins == ["# tested", "typing-extensions==999.0", "none_such==1.0", "of_it==2"]
 
 
-def test_install_says_where_the_repository_is_missing(install, tmp_path):
-    with pytest.raises(subprocess.CalledProcessError):
-        install(tmp_path)  # REPOSITORY is a placeholder
-
-
 def test_a_run_leaves_a_notebooks_figures_alone():
     """Where a kernel names its backend, saving a run's curves does not take it away."""
     show = "import cory.run.plots, matplotlib; print(matplotlib.get_backend())"
-    for backend, shown in (("svg", "svg"), (None, "agg")):
-        environment = {key: value for key, value in os.environ.items() if key != "MPLBACKEND"}
-        environment |= {"MPLBACKEND": backend} if backend else {}
-        ran = subprocess.run(
-            [sys.executable, "-c", show], cwd=ROOT, env=environment, capture_output=True, text=True
-        )
-        assert ran.stdout.strip().lower() == shown, ran.stderr
+    ran = subprocess.run(
+        [sys.executable, "-c", show],
+        cwd=ROOT, env=os.environ | {"MPLBACKEND": "svg"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert ran.stdout.strip().lower() == "svg", ran.stderr

@@ -1,6 +1,5 @@
 """What rows of chains count: KL, tokens and calls of all responses, team rewards; choices among responses."""
 
-import json
 from dataclasses import replace
 from fractions import Fraction
 
@@ -12,6 +11,7 @@ from test_evaluation import PROMPTS, count_good, settings
 from cory import evaluate
 from cory.agent import make_agents
 from cory.config import CoryConfig, EvaluationConfig, LoraConfig, RoleConfig
+from cory.evaluation.command import read_responses
 from cory.evaluation.table import majority, majority_at_k, table_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -96,19 +96,11 @@ def test_no_combined_reward_lacks_the_team_reward_of_its_task(three_calls):
     assert three["combined_reward"] == pytest.approx(1.5 + 3.5 - ETA * 7.5)
 
 
-@pytest.mark.parametrize(
-    ("votes", "chosen"),
-    [
-        (["5", "7", "7"], 1),
-        (["5", "7"], 0),  # a tie goes to the first
-        (["7", "5", "5", "7"], 0),
-        ([None, "5", None], 1),  # no answer is no vote
-        ([None, None], 0),
-        ([Fraction(1, 2), Fraction(3), Fraction(2, 4)], 0),
-    ],
-)
-def test_a_vote(votes, chosen):
-    assert majority(votes) == chosen
+def test_a_vote():
+    """A tie goes to the first; no answer is no vote."""
+    assert majority(["5", "7", "7"]) == 1 and majority(["7", "5", "5", "7"]) == 0
+    assert majority([None, "5", None]) == 1 and majority([None, None]) == 0
+    assert majority([Fraction(1, 2), Fraction(3), Fraction(2, 4)]) == 0
 
 
 def test_there_is_no_pass_at_k_of_other_rewards_than_0_and_1():
@@ -149,68 +141,59 @@ ROLES = [
 ]
 
 
+@pytest.fixture
+def rows():
+    """Queries to train on and to evaluate."""
+    queries = [" ".join(text.split()[:4]) for text in sentences(16)]
+    return datasets.Dataset.from_dict({"prompt": queries})
+
+
+def trained(config, task, name, tmp_path, **changes):
+    """The folder of a run."""
+    run = replace(config, **{"output": str(tmp_path / name), **changes})
+    return CoryTrainer(run, make_agents(run), task).train().folder
+
+
 def test_an_agent_whose_role_is_none_of_the_chain_answers_once_with_its_own_prompt(
-    config, tmp_path
+    config, rows, tmp_path
 ):
     """Such as one that reads at once what the chain's roles read in parts."""
-    rows = datasets.Dataset.from_dict(
-        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
-    )
     task = Task(rows, count_good, PROMPTS)
     config = replace(config, iterations=1)
-    pair = replace(config, roles=ROLES[:2], output=str(tmp_path / "pair"))
-    reader_role = RoleConfig(name="reader", prompt="all of it: {prompt}")
-    reader = replace(
-        config,
-        cory=CoryConfig(num_agents=1),
-        roles=[reader_role],
-        output=str(tmp_path / "reader"),
-    )
-    runs = [CoryTrainer(each, make_agents(each), task).train().folder for each in (pair, reader)]
+    pair = trained(config, task, "pair", tmp_path, roles=ROLES[:2])
+    role = RoleConfig(name="reader", prompt="all of it: {prompt}")
+    alone = CoryConfig(num_agents=1)
+    reader = trained(config, task, "reader", tmp_path, cory=alone, roles=[role])
     held_out = task.with_roles(ROLES[:2])
-    done = evaluate(runs, held_out, settings(tmp_path, queries=4))
+    done = evaluate([pair, reader], held_out, settings(tmp_path, queries=4))
     names = {row["name"] for row in done.rows}
     assert {"base after itself", "pair/agent_2 after agent_1", "reader/agent_1"} <= names
     assert not any(name.startswith("reader/agent_1 after") for name in names)
-    records = [json.loads(line) for line in (done.folder / "responses.jsonl").open()]
-    read = [line for line in records if line["model"] == "reader/agent_1"]
-    assert [line["prompt"] for line in read] == [
-        f"all of it: {text}" for text in rows["prompt"][:4]
-    ]
-    assert {line["role"] for line in read} == {"reader"}
+    records = read_responses(done.folder)
+    for number, text in enumerate(rows["prompt"][:4]):
+        read = records["reader/agent_1", number]
+        assert read["prompt"] == f"all of it: {text}" and read["role"] == "reader"
 
 
 def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
-    config, policy_folder, tmp_path, capsys
+    config, rows, policy_folder, tmp_path
 ):
     """Its rivals answer as often; a frozen agent's part of the KL is 0; a single agent reads the chain's prompts."""
-    rows = datasets.Dataset.from_dict(
-        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
-    )
     teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
     frozen = [{}, {"model": {"name": str(policy_folder)}, "trained": False}, {}]
     config = replace(config, iterations=2, cory=CoryConfig(num_agents=3, exchange="none"))
-    three = replace(config, roles=ROLES, agents=frozen, output=str(tmp_path / "three"))
-    one = replace(
-        config, cory=CoryConfig(num_agents=1), roles=ROLES[:1], output=str(tmp_path / "one")
-    )
-    runs = [CoryTrainer(each, make_agents(each), teamwork).train().folder for each in (three, one)]
+    three = trained(config, teamwork, "three", tmp_path, roles=ROLES, agents=frozen)
+    alone = CoryConfig(num_agents=1)
+    one = trained(config, teamwork, "one", tmp_path, cory=alone, roles=ROLES[:1])
     held_out = teamwork.with_roles(ROLES)
-    done = evaluate(runs, held_out, settings(tmp_path, samples=2, queries=6))
+    done = evaluate([three, one], held_out, settings(tmp_path, samples=2, queries=6))
     by_name = {row["name"]: row for row in done.rows}
-    assert (
-        "base after itself after itself" in by_name
-        and "one/agent_1 after itself after itself" in by_name
-    )
+    rivals = {"base after itself after itself", "one/agent_1 after itself after itself"}
+    assert rivals <= {*by_name}
     assert "base of three/agent_2" not in by_name  # its base is itself
     assert {row["calls"] for row in done.rows if "team_reward" in row} == {1, 3}
 
-    records = [
-        json.loads(line)
-        for line in (done.folder / "responses.jsonl").read_text().splitlines()
-        if line
-    ]
-    by_row = {(line["model"], line["query"]): line for line in records}
+    by_row = read_responses(done.folder)
     chain = [
         "three/agent_1",
         "three/agent_2 after agent_1",
@@ -219,10 +202,8 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     writer, critic, last = (by_row[name, 0] for name in chain)
     assert [line["role"] for line in (writer, critic, last)] == ["writer", "critic", "observer_2"]
     assert critic["kl"] == pytest.approx([0, 0], abs=1e-5) and last["kl"][0] > 0
-    chains = list(
-        zip(writer["completions"], critic["completions"], last["completions"], strict=True)
-    )
-    assert last["team_rewards"] == variety(chains) and "team_rewards" not in critic
+    texts = [line["completions"] for line in (writer, critic, last)]
+    assert last["team_rewards"] == variety(list(zip(*texts, strict=True)))
     row = by_name[chain[2]]
     total = [sum(sum(by_row[name, query]["kl"]) / 2 for name in chain) for query in range(6)]
     assert row["chain_kl"] == pytest.approx(sum(total) / 6)
@@ -230,13 +211,8 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     assert row["combined_reward"] == pytest.approx(expected)
 
     twice = by_row["one/agent_1 after itself", 0]  # its run has the first role alone
-    first = by_row["one/agent_1", 0]
-    assert (
-        twice["role"] == "critic"
-        and twice["prompt"] == f"{first['completions'][0]} {rows['prompt'][0]}"
-    )
-    shown = capsys.readouterr().out
-    assert "Cost of a query" in shown and "tokens read" in shown
+    first = by_row["one/agent_1", 0]["completions"][0]
+    assert twice["role"] == "critic" and twice["prompt"] == f"{first} {rows['prompt'][0]}"
     write_report(done.folder)
     for name in ("evaluation.md", "report.html"):
         text = (done.folder / name).read_text()
@@ -245,57 +221,39 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_the_kl_of_a_frozen_agent_of_another_run_is_to_that_runs_base(
-    config, llama_folder, tmp_path, rank
+    config, rows, llama_folder, tmp_path, rank
 ):
     """As in the evaluation of that run; also where it is frozen a second time."""
-    rows = datasets.Dataset.from_dict(
-        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
-    )
     task = Task(rows, count_good, PROMPTS)
-
-    def trained(name, **changes):
-        run = replace(config, iterations=2, output=str(tmp_path / name), **changes)
-        return CoryTrainer(run, make_agents(run), task).train().folder
-
-    first = trained("first", lora=LoraConfig(rank=rank))
-    partner = {"model": {"name": str(first / "agent_1")}, "trained": False}
-    second = trained("second", agents=[{}, partner])
-    partner = {"model": {"name": str(second / "agent_2")}, "trained": False}
-    third = trained("third", agents=[{"model": {"name": str(llama_folder)}}, partner])
+    config = replace(config, iterations=2)
+    first = trained(config, task, "first", tmp_path, lora=LoraConfig(rank=rank))
+    frozen = {"model": {"name": str(first / "agent_1")}, "trained": False}
+    second = trained(config, task, "second", tmp_path, agents=[{}, frozen])
+    frozen = {"model": {"name": str(second / "agent_2")}, "trained": False}
+    llama = {"model": {"name": str(llama_folder)}}
+    third = trained(config, task, "third", tmp_path, agents=[llama, frozen])
 
     done = evaluate([first, second, third], task, settings(tmp_path, queries=6))
-    rows_by_name = {row["name"]: row for row in done.rows}
-    kl = rows_by_name["first/agent_1"]["kl"]
-    assert kl > 1e-3
-    assert rows_by_name["second/agent_2"]["kl"] == pytest.approx(kl, rel=1e-3)
-    assert rows_by_name["third/agent_2"]["kl"] == pytest.approx(kl, rel=1e-3)
+    kl = {row["name"]: row["kl"] for row in done.rows}
+    assert kl["first/agent_1"] > 1e-3
+    for name in ("second/agent_2", "third/agent_2"):
+        assert kl[name] == pytest.approx(kl["first/agent_1"], rel=1e-3)
     # That base is `base`, not another candidate.
-    assert {name for name in rows_by_name if name.startswith("base")} == {
-        "base",
-        "base after itself",
-        "base of third/agent_1",
-    }
+    bases = {name for name in kl if name.startswith("base")}
+    assert bases == {"base", "base after itself", "base of third/agent_1"}
 
 
-def test_team_rewards_are_the_same_whichever_runs_are_named_first(config, tmp_path):
+def test_team_rewards_are_the_same_whichever_runs_are_named_first(finished, config, rows, tmp_path):
     """An agent after itself has what a pair's chain has."""
-    rows = datasets.Dataset.from_dict(
-        {"prompt": [" ".join(text.split()[:4]) for text in sentences(16)]}
-    )
     teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
-    runs = {}
-    for name, agents in (("one", 1), ("pair", 2)):
-        run = replace(config, iterations=1, output=str(tmp_path / name))
-        run = replace(run, cory=CoryConfig(num_agents=agents))
-        runs[name] = CoryTrainer(run, make_agents(run), teamwork).train().folder
-
-    for first, second in (("one", "pair"), ("pair", "one")):
-        both = [runs[first], runs[second]]
-        at_once = evaluate(both, teamwork, settings(tmp_path / f"{first} at once", queries=3))
-        alone = evaluate(both[:1], teamwork, settings(tmp_path / f"{first} alone", queries=3))
-        rows = {row["name"]: row for row in at_once.rows}
-        assert all(row == rows[row["name"]] for row in alone.rows if row["calls"] == 2)
-        calls = {row["calls"] for row in alone.rows if "team_reward" in row}
-        assert calls == ({1, 2} if first == "one" else {2})
-        chains = [row for row in at_once.rows if row["calls"] == 2]
+    alone = CoryConfig(num_agents=1)
+    one = trained(config, teamwork, "one", tmp_path, iterations=1, cory=alone)
+    for first, second in ((one, finished.folder), (finished.folder, one)):
+        chosen = settings(tmp_path / f"{first.name} both", queries=3)
+        by_name = {row["name"]: row for row in evaluate([first, second], teamwork, chosen).rows}
+        rows = evaluate([first], teamwork, settings(tmp_path / first.name, queries=3)).rows
+        assert all(row == by_name[row["name"]] for row in rows if row["calls"] == 2)
+        calls = {row["calls"] for row in rows if "team_reward" in row}
+        assert calls == ({1, 2} if first == one else {2})
+        chains = [row for row in by_name.values() if row["calls"] == 2]
         assert len(chains) == 4 and all("team_reward" in row for row in chains)

@@ -9,20 +9,16 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_gpt2, sentences
-from test_lora import llama_folder  # noqa: F401
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
 from cory.agent import make_agents
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation import answer
 from cory.evaluation.answer import Answerer, Evaluator
 from cory.evaluation.command import read_responses
 from cory.evaluation.rows import line_up
 from cory.evaluation.table import table_rows
 from cory.models import load
-from cory.models.sample import sample
 from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -30,7 +26,6 @@ from study.report import write_report
 from study.small_models import train_tokenizer
 
 PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<bot>{% endif %}"
 
 
 def count_good(prompts, completions):
@@ -41,6 +36,10 @@ def make_run(config, agents=2, **changes):
     config = replace(config, cory=replace(config.cory, num_agents=agents), **changes)
     task = Task.from_prompts(sentences(16), count_good, PROMPTS)
     return CoryTrainer(config, make_agents(config), task).train().folder
+
+
+def by_length(prompts, completions):
+    return [len(completion) / 50 for completion in completions]
 
 
 @pytest.fixture
@@ -55,32 +54,32 @@ def settings(tmp_path, **changes) -> EvaluationConfig:
 
 
 @pytest.mark.usefixtures("drawn_figures")
-def test_a_task_of_ones_own(config, held_out, tmp_path):
-    cory, ppo = make_run(config), make_run(config, 1, output=str(tmp_path / "ppo"))
-    done = evaluate([cory, ppo], held_out, settings(tmp_path, samples=2))
+def test_a_run_of_two_agents_beside_one_of_a_single_agent(finished, config, held_out, tmp_path):
+    """Joint: an agent reads the other one's response; compute-matched: its own first answer."""
+    ppo = make_run(config, 1, iterations=1, output=str(tmp_path / "ppo"))
+    chosen = settings(tmp_path, samples=2, ks=[1, 2])
+    done = evaluate([finished.folder, ppo], replace(held_out, reward=by_length), chosen)
     names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "base after itself", "run/agent_2 after agent_1",
              "run/agent_1 after agent_2", "ppo/agent_1 after itself"]  # fmt: skip
     assert [row["name"] for row in done.rows] == names
-    records = [
-        json.loads(line)
-        for line in (done.folder / "responses.jsonl").read_text().splitlines()
-        if line
-    ]
-    assert len(records) == len(names) * 10 and {
-        len(record["completions"]) for record in records
-    } == {2}
-    best = [max(record["rewards"]) for record in records if record["model"] == "ppo/agent_1"]
+    records = read_responses(done.folder)
+    assert len(records) == len(names) * 10
+    assert {len(record["completions"]) for record in records.values()} == {2}
+    best = [max(records["ppo/agent_1", number]["rewards"]) for number in range(10)]
     assert done.rows[3]["best_of_2"] == pytest.approx(sum(best) / 10)
+    first_of = {
+        "run/agent_2 after agent_1": "run/agent_1",
+        "ppo/agent_1 after itself": "ppo/agent_1",
+    }
+    for name, first in first_of.items():
+        for number, query in enumerate(held_out.dataset["prompt"]):
+            alone, chain = records[first, number], records[name, number]
+            assert alone["prompt"] == query and chain["read"] == first
+            assert chain["prompt"] == f'Improve "{query}{alone["completions"][0]}": {query}'
     write_report(done.folder)
     assert "agent_1 after itself" in (done.folder / "evaluation.md").read_text()
     assert (done.folder / "evaluation.png").stat().st_size > 1000
-
-
-def test_a_report_without_pass_at_k_where_rewards_are_no_successes(config, tmp_path):
-    task = Task.from_prompts(["a", "b"], lambda completions: [0.5] * len(completions), PROMPTS)
-    done = evaluate([make_run(config)], task, settings(tmp_path, samples=2, ks=[1, 2]))
-    write_report(done.folder)
-    assert {"evaluation.png", "report.html"} <= {path.name for path in done.folder.iterdir()}
+    # The rewards are no successes.
     assert not (done.folder / "pass_at_k.png").exists()
 
 
@@ -117,9 +116,7 @@ def test_a_kl_that_is_not_finite_is_an_error_and_no_cell(policy_folder):
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     base, _ = load.load_policy(ModelConfig(str(policy_folder)))
     base.lm_head.register_forward_hook(lambda module, args, output: output * math.nan)
-    with pytest.raises(
-        UserError, match=r"expected finite probabilities, got a KL of nan .*'the film'"
-    ):
+    with pytest.raises(UserError, match=r"nan .*'the film'"):
         Answerer(model, base, tokenizer).respond(["the film"], SamplingConfig(5, 5))
 
 
@@ -140,7 +137,7 @@ def test_a_query_that_is_too_long_is_found_before_any_is_answered(
 ):
     rows = [*held_out.dataset["prompt"][:3], "word " * 200]
     task = Task.from_prompts(rows, count_good, PROMPTS)
-    with pytest.raises(UserError, match="prompt in row 4: expected at most 96 tokens"):
+    with pytest.raises(UserError, match="row 4"):
         evaluate([policy_folder], task, settings(tmp_path, batch_size=2))
     assert not list((tmp_path / "evaluation").glob("*.json*"))
 
@@ -165,95 +162,6 @@ def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
         break
     else:
         raise AssertionError("no response to compare")
-
-
-def test_batches_are_as_small_as_their_logits_need(policy_folder, held_out, monkeypatch):
-    model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
-    sizes = []
-    monkeypatch.setattr(
-        answer, "sample", lambda *args, **how: sizes.append(len(args[2])) or sample(*args, **how)
-    )
-    prompts = held_out.dataset["prompt"][:5]
-    monkeypatch.setattr(answer, "WHOLE", {"cpu": 2 * 3 * model.config.vocab_size})
-    answerer = Answerer(model, model, tokenizer)
-    answerer.respond(prompts, SamplingConfig(3, 3))
-    answerer.respond(prompts, SamplingConfig(3, 3), kl=False)
-    assert sizes == [2, 2, 1, 5]
-
-
-def test_a_chain_reads_the_response_of_the_one_before(config, held_out, tmp_path):
-    """Joint: the other agent's; compute-matched: the same agent's own first answer."""
-    pair = make_run(config)
-    single = make_run(config, 1, output=str(tmp_path / "single"))
-    records = read_responses(evaluate([pair, single], held_out, settings(tmp_path)).folder)
-    first_of = {
-        "run/agent_2 after agent_1": "run/agent_1",
-        "single/agent_1 after itself": "single/agent_1",
-    }
-    for name, first in first_of.items():
-        for number, query in enumerate(held_out.dataset["prompt"]):
-            alone = records[first, number]
-            chain = records[name, number]
-            assert alone["prompt"] == query and chain["read"] == first
-            assert chain["prompt"] == f'Improve "{query}{alone["completions"][0]}": {query}'
-
-
-def test_a_run_with_a_chat_template_is_evaluated_with_it(
-    config, held_out, policy_folder, tmp_path, monkeypatch
-):
-    chat = tmp_path / "chat"
-    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
-    tokenizer.chat_template = CHAT
-    AutoModelForCausalLM.from_pretrained(policy_folder).save_pretrained(chat)
-    tokenizer.save_pretrained(chat)
-    with_chat = make_run(config, 1, model=ModelConfig(str(chat), chat_template=True))
-    plain = make_run(config, 1, output=str(tmp_path / "plain"))
-    seen = {}
-    original = answer.sample
-
-    def spy(model, tokenizer, queries, *rest, **options):
-        seen.setdefault(len(seen), tokenizer.decode(queries[0]))
-        return original(model, tokenizer, queries, *rest, **options)
-
-    monkeypatch.setattr(answer, "sample", spy)
-    evaluate([with_chat, plain], held_out, settings(tmp_path))
-    base, first, second = (seen[i] for i in range(3))
-    assert base.startswith("<user>") and first.startswith("<user>") and first.endswith("<bot>")
-    assert not second.startswith("<user>")  # each as its own run
-
-
-def test_a_4_bit_lora_run_is_evaluated_in_4_bit(
-    config,
-    held_out,
-    llama_folder,  # noqa: F811
-    tmp_path,
-    monkeypatch,
-):
-    pytest.importorskip("bitsandbytes")
-    config = replace(
-        config, lora=LoraConfig(rank=4), sampling=replace(config.sampling, max_new_tokens=3)
-    )
-    folder = make_run(config, model=ModelConfig(str(llama_folder), quantization="4bit"))
-    kinds = []
-    original = answer.load
-
-    def spy(*arguments):
-        loaded = original(*arguments)
-        kinds.append(({type(module).__name__ for module in loaded.model.modules()}, loaded.base))
-        return loaded
-
-    monkeypatch.setattr(answer, "load", spy)
-    done = evaluate([folder], held_out, settings(tmp_path))
-    assert len(kinds) == 6 and all("Linear4bit" in names for names, _ in kinds)
-    assert done.rows[0]["kl"] == pytest.approx(0, abs=1e-6) and done.rows[1]["kl"] > 0
-    assert [base is None for _, base in kinds] == [
-        False,
-        True,
-        True,
-        False,
-        True,
-        True,
-    ]  # KL to itself with the adapter off
 
 
 def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_path):
@@ -292,69 +200,6 @@ def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_ba
     assert kl > 0 and rows[1]["kl"] == pytest.approx(kl, rel=1e-4)
 
 
-def test_full_models_are_in_memory_one_at_a_time(config, held_out, tmp_path, monkeypatch):
-    import gc
-    import weakref
-
-    folder = make_run(config)
-    alive, most = [], []
-    original = load.load_policy
-
-    def spy(*args, **kwargs):
-        policy, tokenizer = original(*args, **kwargs)
-        alive.append(weakref.ref(policy))
-        gc.collect()
-        most.append(sum(ref() is not None for ref in alive))
-        return policy, tokenizer
-
-    monkeypatch.setattr(load, "load_policy", spy)
-    evaluate([folder], held_out, settings(tmp_path))
-    assert max(most) == 2 and len(most) > 3  # the base, and the one that answers
-
-
-def test_a_run_of_another_reward_is_named(config, held_out, tmp_path, capsys):
-    folder = make_run(config)
-    other = Task(held_out.dataset, lambda prompts, completions: [0.0] * len(prompts), PROMPTS)
-    evaluate([folder], other, settings(tmp_path))
-    assert "another reward: reward test_evaluation.count_good, now" in capsys.readouterr().err
-
-
-def test_agents_of_a_run_without_summary_are_not_evaluated(config, held_out, tmp_path):
-    """It has gone back to an older checkpoint, or was killed while it saved: its agents are of another iteration."""
-    run = make_run(config, 1, iterations=1)
-    (run / "summary.json").unlink()
-    with pytest.raises(
-        UserError, match="expected a run with saved agents, got one that has not ended"
-    ):
-        evaluate([run], held_out, settings(tmp_path))
-
-
-def test_an_evaluation_that_was_interrupted_begins_anew_and_one_that_ended_is_kept(
-    held_out, policy_folder, tmp_path
-):
-    """What is answered gets its names when all is."""
-    chosen = settings(tmp_path, batch_size=2)
-    calls = []
-
-    def fails(prompts, completions):
-        calls.append(len(prompts))
-        if len(calls) == 3:
-            raise OSError("away")
-        return count_good(prompts, completions)
-
-    with pytest.raises(OSError, match="away"):
-        evaluate([policy_folder], replace(held_out, reward=fails), chosen)
-    assert not list((tmp_path / "evaluation").glob("[!.]*"))
-    done = evaluate([policy_folder], held_out, chosen)
-    elsewhere = replace(chosen, output=str(tmp_path / "elsewhere"))
-    assert done.rows == evaluate([policy_folder], held_out, elsewhere).rows
-
-    before = {path: path.read_bytes() for path in done.folder.iterdir()}
-    with pytest.raises(UserError, match="output: expected a new or empty folder, got"):
-        evaluate([policy_folder], held_out, chosen)
-    assert before == {path: path.read_bytes() for path in done.folder.iterdir()}
-
-
 def test_the_rows_of_one_run_are_those_beside_the_first_one(config, held_out, tmp_path):
     """Its base, prompts and number of calls count, as an experiment's runs are evaluated one by one."""
     long = replace(config, iterations=1, cory=replace(config.cory, chain_length=3))
@@ -363,24 +208,29 @@ def test_the_rows_of_one_run_are_those_beside_the_first_one(config, held_out, tm
     only = settings(tmp_path, only=str(second))
     rows = evaluate([first, second], held_out, only).rows
     assert rows == [row for row in both if row["name"].startswith("second/")] and len(rows) == 3
-    with pytest.raises(UserError, match="only: expected one of the runs"):
+    with pytest.raises(UserError, match=r"^only: "):
         line_up(held_out, settings(tmp_path, models=[str(first)], only=str(second)))
 
 
-def test_runs_whose_rows_would_have_the_same_names_are_refused(config, held_out, tmp_path):
-    runs = [make_run(config, 1, output=str(tmp_path / name / "run"), iterations=1) for name in "ab"]
-    with pytest.raises(UserError, match=r"^models: .*'run/agent_1'"):
-        evaluate(runs, held_out, settings(tmp_path))
+def test_agents_of_a_run_without_summary_are_not_evaluated(finished, held_out, tmp_path):
+    """It has not ended, or was killed while it saved: its agents are of another iteration."""
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    (run / "summary.json").unlink()
+    with pytest.raises(UserError, match=str(run)):
+        evaluate([run], held_out, settings(tmp_path))
 
 
-def test_a_folder_called_base_does_not_take_the_bases_row(
-    config, held_out, policy_folder, tmp_path, monkeypatch
+def test_rows_of_the_same_name_are_refused(
+    finished, held_out, policy_folder, tmp_path, monkeypatch
 ):
-    run = make_run(config, iterations=1)
     monkeypatch.chdir(tmp_path)
+    run = finished.folder
+    other = shutil.copytree(run, tmp_path / "b/run")
+    with pytest.raises(UserError, match=r"^models: .*'run/agent_1'"):
+        evaluate([run, other], held_out, settings(tmp_path))
     shutil.copytree(policy_folder, "base")
     with pytest.raises(UserError, match=r"^models: .*'base'"):
-        evaluate([run, "base"], held_out, settings(tmp_path, queries=2))
+        evaluate([run, "base"], held_out, settings(tmp_path))
     rows = evaluate([run, "./base"], held_out, settings(tmp_path, queries=2)).rows
     assert {"base", "./base"} <= {row["name"] for row in rows}
 
@@ -397,19 +247,18 @@ def test_a_run_that_is_trained_on_while_it_is_evaluated_is_named(
         return records
 
     monkeypatch.setattr(Evaluator, "run", and_train_on)
-    with pytest.raises(UserError, match=f"{run}: trained on while"):
+    with pytest.raises(UserError, match=f"^{run}: "):
         evaluate([run], held_out, settings(tmp_path, queries=2))
     assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
-def test_a_reward_that_was_changed_since_training_is_named(config, held_out, tmp_path, capsys):
-    run = make_run(config, 1, iterations=1)
+def test_a_reward_that_was_changed_since_training_is_named(finished, held_out, tmp_path, capsys):
+    run = shutil.copytree(finished.folder, tmp_path / "run")
     text = (run / "config.yaml").read_text()
-    (run / "config.yaml").write_text(
-        re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text)
-    )
-    evaluate([run], held_out, settings(tmp_path))
-    assert "reward_sha256 0123456789abcdef, now" in capsys.readouterr().err
+    text = re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text)
+    (run / "config.yaml").write_text(text)
+    evaluate([run], held_out, settings(tmp_path, queries=2))
+    assert "reward_sha256 0123456789abcdef" in capsys.readouterr().err
 
 
 def test_an_observer_draws_other_random_numbers_than_the_pioneer(
@@ -487,31 +336,18 @@ def test_intervals_are_over_the_queries_that_differ(held_out):
     )  # of the means 1, 1 and 4
 
 
-def test_queries_that_were_trained_on_are_reported(config, tmp_path, capsys):
+def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
     """Half of the held-out queries stand in the training of the run; of others the rows are not known."""
-    queries = sentences(16)
-    trained = Task.from_prompts(queries, count_good, PROMPTS)
-    asked = [queries[0], queries[0], "my own", "the new film"]
+    query = finished.task.dataset["prompt"][0]
+    asked = [query, query, "my own", "the new film"]
     held_out = Task.from_prompts(asked, count_good, PROMPTS)
-    config = replace(config, iterations=1, cory=replace(config.cory, num_agents=1))
-    run = CoryTrainer(config, make_agents(config), trained).train().folder
-
-    done = evaluate([run], held_out, settings(tmp_path), trained_on=trained.dataset)
-    said = "4 queries (3 distinct), 50 % of them also in training, 1 response each"
-    assert said in capsys.readouterr().out
-    saved = json.loads((done.folder / "evaluation.json").read_text())
-    assert saved["said"].startswith(said) and saved["distinct_queries"] == 3
-    assert saved["in_training"] == {"run": 0.5}
-    write_report(done.folder)
-    assert said in (done.folder / "evaluation.md").read_text()
-    assert said in (done.folder / "report.html").read_text()
-
-    for number, rows in enumerate([None, held_out.dataset]):
+    for number, (rows, share) in enumerate(
+        [(finished.task.dataset, 0.5), (held_out.dataset, None)]
+    ):
         chosen = settings(tmp_path / str(number))
-        done = evaluate([run], held_out, chosen, trained_on=rows)
+        done = evaluate([finished.folder], held_out, chosen, trained_on=rows)
         saved = json.loads((done.folder / "evaluation.json").read_text())
-        assert saved["in_training"] == {"run": None}
-        assert "Not known how many held-out queries" in capsys.readouterr().err
+        assert saved["distinct_queries"] == 3 and saved["in_training"] == {"run": share}
 
 
 def test_shorter_responses_than_the_run_drew_can_be_asked_for():
@@ -519,5 +355,5 @@ def test_shorter_responses_than_the_run_drew_can_be_asked_for():
     assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(
         min_new_tokens=1, max_new_tokens=8
     )
-    with pytest.raises(UserError, match=r"sampling.min_new_tokens: expected max_new_tokens alone"):
+    with pytest.raises(UserError, match=r"sampling\.min_new_tokens: "):
         sampling.after_training({"min_new_tokens": 4, "max_new_tokens": 8})

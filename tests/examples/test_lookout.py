@@ -4,7 +4,6 @@ import doctest
 import importlib
 import json
 import sys
-from xml.etree import ElementTree
 
 import pytest
 import yaml
@@ -66,8 +65,7 @@ def test_each_role_reads_its_own_half(world):
     assert "LAND" not in observer and "COURSE" in observer and "RESPONSE" in observer
 
 
-@pytest.mark.parametrize("credit", ["collective", "counterfactual"])
-def test_a_run(world, tmp_path, monkeypatch, credit):
+def test_a_run(world, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     flags = {
         "iterations": 2,
@@ -75,42 +73,17 @@ def test_a_run(world, tmp_path, monkeypatch, credit):
         "model.name": world / "model",
         "task.dataset": world,
     }
-    flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8, "device": "cpu", "cory.credit": credit}
+    flags |= {
+        "ppo.batch_size": 8,
+        "ppo.mini_batch_size": 8,
+        "device": "cpu",
+        "cory.credit": "counterfactual",
+    }
     argv = [f"--{key}={value}" for key, value in flags.items()]
     config = load(OwnConfig, EXAMPLE / "lookout.yaml", argv)
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     assert {row["role"] for row in run.history} == {"pioneer", "observer"}
     assert "| x | 1 | " in imported("table").table([run.folder])
-
-
-@pytest.mark.usefixtures("drawn_figures")
-def test_the_figure_of_a_chain(tmp_path):
-    """Of the named query, what each role wrote; model text that is no valid XML or mathtext stays text."""
-    written = [f"{moment} {role}" for moment in ("before", "after") for role in (1, 2)]
-    run = {"samples": {}}
-    for moment in ("before", "after"):
-        run["samples"][moment] = {
-            "chain": [
-                {"role": f"role {role}", "query": query, "prompt": f"{query}:", "task_reward": 0.5}
-                | {"completion": f" {moment} {role} <{query} $--> $"}
-                for role in (1, 2)
-                for query in ("first", "second")
-            ]
-        }
-    (tmp_path / "summary.json").write_text(json.dumps(run))
-    chain = imported("chain", ROOT / "docs/figures")
-    for query, other in (("first", "second"), ("second", "first")):
-        path = tmp_path / f"{query}.svg"
-        chain.draw(tmp_path, path, ["first", "second"].index(query) + 1)
-        ElementTree.parse(path)
-        comments = path.read_text()  # matplotlib keeps each text beside its outlines
-        assert all(text in comments for text in written) and other not in comments
-    with pytest.raises(SystemExit, match="QUERY: expected a number from 1 to 2, got 3"):
-        chain.draw(tmp_path, tmp_path / "none.svg", 3)
-    run["samples"]["before"].pop("chain")
-    (tmp_path / "summary.json").write_text(json.dumps(run))
-    with pytest.raises(SystemExit, match="RUN: expected the folder of a run with at least two"):
-        chain.draw(tmp_path, tmp_path / "none.svg")
 
 
 def test_fog_decides_what_each_role_knows(tmp_path):

@@ -68,13 +68,10 @@ def test_no_held_out_listing_is_trained_on(world):
     ]
     assert len(set(values)) == len(train) + len(test)
 
-
-def test_each_listing_holds_the_answer_and_each_fact_is_asked_for(world):
-    make = imported("make")
-    for split in make.ROWS:
-        rows = read(world, split)
-        assert all(row["answer"] in row["listing"] for row in rows)
-        assert {row["question"] for row in rows} == set(make.QUESTIONS.values())
+    for row in [*train, *test]:
+        assert row["answer"] in row["listing"] and len(row["lead"].split()) == 8
+        assert row["listing"].startswith(row["lead"] + " ")
+    assert {row["question"] for row in test} == set(make.QUESTIONS.values())
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -95,16 +92,11 @@ def test_the_answerer_reads_the_note_and_the_question_alone(world, name, monkeyp
     assert "LISTING" not in answerer and "ANSWER" not in answerer
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_run(world, tmp_path, monkeypatch, name):
+def test_a_run(world, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
-    flags = {
-        "iterations": 2,
-        "output": tmp_path / "run",
-        "ppo.batch_size": 12,
-        "ppo.mini_batch_size": 6,
-    }
-    config = settings(world, name, **flags)
+    flags = {"iterations": 2, "output": tmp_path / "run"}
+    flags |= {"ppo.batch_size": 12, "ppo.mini_batch_size": 6}
+    config = settings(world, "notes.yaml", **flags)
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     roles = {(row["agent"], row["role"]) for row in run.history}
     assert roles == {("agent_1", "note_taker"), ("agent_2", "answerer")}
@@ -121,14 +113,10 @@ def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
         assert len(runs) == len({run.folder for run in runs}) >= len(spec.runs) - 2
 
 
-def test_a_lead_is_the_beginning_of_its_listing_and_the_rival_reads_nothing_else_of_it(
-    world, monkeypatch
-):
+def test_the_rival_reads_a_lead_and_nothing_else_of_the_listing(world, monkeypatch):
     monkeypatch.chdir(ROOT)
-    row = read(world, "test")[0]
-    assert len(row["lead"].split()) == 8 and row["listing"].startswith(row["lead"] + " ")
     config = settings(world, "lead.yaml")
     task = make_task(config).with_roles(config.roles)
     columns = {"listing": ["LISTING"], "prompt": ["LISTING"], "lead": ["LEAD"], "question": ["Q"]}
     (prompt,) = task.render(0, columns, [])
-    assert "Note: LEAD" in prompt and "Q" in prompt and "LISTING" not in prompt
+    assert "LEAD" in prompt and "Q" in prompt and "LISTING" not in prompt

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -71,22 +72,8 @@ def run(site_packages: Path, folder: Path, *arguments: str) -> subprocess.Comple
     )
 
 
-def test_an_installed_package_trains_in_an_empty_folder_without_unix(site_packages, tmp_path):
-    before = {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")}
-    sizes = ["--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--iterations=1"]
-    done = run(site_packages, tmp_path, "imdb_train.cory", *sizes)
-    assert done.returncode == 0, done.stderr[-2000:]
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert folder.name.startswith("imdb_cory_tiny")
-    assert {"agent_1", "agent_2", "report.html", "curves.png"} <= {p.name for p in folder.iterdir()}
-    assert (folder / "checkpoints/iter-000001/state.json").exists()
-    assert json.loads((folder / "summary.json").read_text())["peak_memory_mb"] > 100
-    assert {p.name for p in tmp_path.iterdir()} == {"runs"}
-    assert {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")} == before
-
-
 EVERYTHING = """
-import importlib, pkgutil
+import importlib, pkgutil, runpy
 import cory, gsm8k_train, imdb_train, study
 
 for package in (cory, gsm8k_train, imdb_train, study):
@@ -95,14 +82,25 @@ for package in (cory, gsm8k_train, imdb_train, study):
             importlib.import_module(module.name)
 for name in cory.__all__:
     getattr(cory, name)
-print("imported")
+runpy.run_module("imdb_train.cory", run_name="__main__", alter_sys=True)
 """
 
 
-def test_every_module_is_imported_without_unix(site_packages, tmp_path):
+def test_an_installed_package_trains_in_an_empty_folder_without_unix(site_packages, tmp_path):
+    """Its every module can be imported, and what a command prints into a pipe is lines of text alone."""
     (tmp_path / "everything.py").write_text(EVERYTHING)
-    done = run(site_packages, tmp_path, "everything")
-    assert done.returncode == 0 and done.stdout == "imported\n", done.stderr[-2000:]
+    before = {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")}
+    # A seed with which no iteration of so few responses is flagged.
+    sizes = ["--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--iterations=1", "--seed=1"]
+    done = run(site_packages, tmp_path, "everything", *sizes)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert not re.search(r"[\r\x1b]|it/s", done.stdout + done.stderr)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith("imdb_cory_tiny")
+    assert {"agent_1", "agent_2", "report.html", "curves.png"} <= {p.name for p in folder.iterdir()}
+    assert (folder / "checkpoints/iter-000001/state.json").exists()
+    assert json.loads((folder / "summary.json").read_text())["peak_memory_mb"] > 100
+    assert {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")} == before
 
 
 def test_shipped_configurations_are_named_as_in_a_checkout(site_packages, tmp_path):
@@ -124,5 +122,5 @@ def test_a_file_of_the_current_folder_comes_before_a_shipped_one(tmp_path, monke
     (tmp_path / "configs/imdb/tiny.yaml").write_text("iterations: 7\n")
     assert load(ImdbConfig, None, argv).iterations == 7
     argv = ["--config", "configs/imdb/none.yaml"]
-    with pytest.raises(UserError, match="expected an existing YAML file"):
+    with pytest.raises(UserError, match=r"^config: "):
         load(ImdbConfig, None, argv)

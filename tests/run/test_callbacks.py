@@ -7,24 +7,14 @@ import re
 
 import pytest
 import torch
-from conftest import ROOT, sentences
+from conftest import ROOT
+from test_resume import count_good, make_trainer
 
 from cory import Callback
-from cory.agent import make_agents
-from cory.roles import RolePrompts
-from cory.task import Task
-from cory.trainer import CoryTrainer
-
-
-def count_good(prompts, completions):
-    return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
 
 
 def train(config, *callbacks):
-    task = Task.from_prompts(
-        sentences(20), count_good, RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-    )
-    return CoryTrainer(config, make_agents(config), task, callbacks=callbacks).train()
+    return make_trainer(config, callbacks=callbacks).train()
 
 
 def test_the_example_of_the_documents_runs(policy_folder, tmp_path, monkeypatch):
@@ -55,6 +45,9 @@ def test_an_iteration_holds_what_happened(config):
 
     class Watch(Callback):
         def on_iteration_end(self, trainer, iteration):
+            assert len(trainer.run.history) == 2 * iteration.index
+            for record in iteration.records:
+                record["mine"] = iteration.index
             seen.append(iteration)
 
     run = train(config, Watch())
@@ -75,33 +68,12 @@ def test_an_iteration_holds_what_happened(config):
         assert all(len(ids) <= iteration.batch.max_new_tokens for ids in pioneer.response_ids)
         roles = {record["agent"]: record["role"] for record in iteration.records}
         assert roles == {iteration.chain[0].name: "pioneer", iteration.chain[1].name: "observer"}
-        phases = {"seconds_generate", "seconds_reward", "seconds_learn", "seconds_total"}
-        assert phases < iteration.timings.keys()
+        assert {"seconds_generate", "seconds_learn", "seconds_total"} < iteration.timings.keys()
     assert [record for iteration in seen for record in iteration.records] == run.history
+    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    assert lines == run.history and lines[-1]["mine"] == 3
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").read_text().splitlines()]
     assert [sample for iteration in seen for sample in iteration.samples] == samples
-
-
-def test_what_a_callback_adds_to_a_record_is_written(config):
-    class Adds(Callback):
-        def on_iteration_end(self, trainer, iteration):
-            assert len(trainer.run.history) == 2 * iteration.index
-            for record in iteration.records:
-                record["iteration_from_1"] = iteration.index + 1
-
-    run = train(config, Adds())
-    lines = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
-    assert [line["iteration_from_1"] for line in lines] == [1, 1, 2, 2, 3, 3, 4, 4]
-    assert lines == run.history
-
-
-def test_fixed_texts_are_sampled_before_the_first_update(config):
-    summary = json.loads((train(config).folder / "summary.json").read_text())
-    kl = {
-        stage: max(sample["kl"] for samples in by_agent.values() for sample in samples)
-        for stage, by_agent in summary["samples"].items()
-    }
-    assert kl["before"] == 0 < kl["after"]
 
 
 def test_events_come_in_their_order(config):
@@ -109,24 +81,18 @@ def test_events_come_in_their_order(config):
 
     class Watch(Callback):
         def on_train_begin(self, trainer, run):
-            self.steps = self.steps_of(trainer)
             events.append("train begins")
 
         def on_iteration_begin(self, trainer, k):
             events.append(f"{k} begins")
 
         def on_iteration_end(self, trainer, iteration):
-            assert self.steps_of(trainer) > self.steps and len(iteration.stats) == 2
-            self.steps = self.steps_of(trainer)
             events.append(f"{iteration.index} ends")
 
         def on_train_end(self, trainer, run):
             saved = {path.name for path in run.folder.iterdir()}
             assert {"agent_1", "agent_2", "summary.json", "curves.png", "report.html"} < saved
             events.append("train ends")
-
-        def steps_of(self, trainer):
-            return [agent.optimizer_steps for agent in trainer.agents]
 
     config.iterations = 2
     train(config, Watch())
@@ -145,8 +111,7 @@ class FailsAt(Callback):
 
 
 @pytest.mark.parametrize(
-    ("event", "done"),
-    [("on_train_begin", 0), ("on_iteration_end", 2), ("on_train_end", 4)],
+    ("event", "done"), [("on_train_begin", 0), ("on_iteration_end", 2), ("on_train_end", 4)]
 )
 def test_a_callback_that_fails_names_the_newest_checkpoint(config, tmp_path, event, done):
     whole = train(config)
@@ -159,13 +124,3 @@ def test_a_callback_that_fails_names_the_newest_checkpoint(config, tmp_path, eve
     assert f"iter-{done:06d}" in note if done else "No checkpoint" in note
     config.resume = "auto"
     assert train(config, Callback()).history == whole.history
-
-
-def test_stopping_before_the_end_is_said(config, capsys):
-    class Stop(Callback):
-        def on_iteration_begin(self, trainer, k):
-            trainer.should_stop = k == 1
-
-    run = train(config, Stop())
-    assert "The run ends here, after iteration 2 of 4." in capsys.readouterr().err
-    assert (run.folder / "checkpoints/iter-000002").exists()

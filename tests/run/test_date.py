@@ -4,25 +4,16 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from conftest import sentences
+from test_resume import make_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cory.run.checkpoint
 from cory import Callback, evaluate
-from cory.agent import make_agents
 from cory.config import EvaluationConfig, ModelConfig
 from cory.evaluation import answer
-from cory.models.text import encode
-from cory.roles import RolePrompts
-from cory.task import Task
-from cory.trainer import CoryTrainer
 
 DATED = "{{ strftime_now('%Y-%m-%d') }}|{% for m in messages %}{{ m.content }}{% endfor %}|"
 LONG_AGO = "2001-02-03"
-
-
-def count_good(prompts, completions):
-    return [float(completion.count("good")) for completion in completions]
 
 
 class Prompts(Callback):
@@ -46,15 +37,10 @@ def dated_config(config, policy_folder, tmp_path):
     return replace(config, model=model, iterations=1)
 
 
-def make_task():
-    return Task.from_prompts([text[:12] for text in sentences(12)], count_good, RolePrompts())
-
-
 def train(config):
     """The folder of a run, and its prompts."""
     prompts = Prompts()
-    trainer = CoryTrainer(config, make_agents(config), make_task(), callbacks=[prompts])
-    return trainer.train().folder, prompts.texts
+    return make_trainer(config, callbacks=[prompts]).train().folder, prompts.texts
 
 
 def test_a_run_that_is_continued_or_evaluated_on_another_day_has_the_same_prompts(
@@ -84,18 +70,7 @@ def test_a_run_that_is_continued_or_evaluated_on_another_day_has_the_same_prompt
         return sample(model, tokenizer, prompt_ids, *rest, **options)
 
     monkeypatch.setattr(answer, "sample", spy)
-    evaluate([folder], make_task(), EvaluationConfig(device="cpu", output=str(tmp_path / "table")))
+    chosen = EvaluationConfig(device="cpu", queries=4, output=str(tmp_path / "table"))
+    evaluate([folder], make_trainer(dated_config).task, chosen)
     assert seen
     assert all(text.startswith(f"{LONG_AGO}|") for text in seen)
-
-
-@pytest.mark.parametrize(
-    "call", ['strftime_now("%Y-%m-%d")', "strftime_now( '%Y-%m-%d' )", "strftime_now('%Y-%m-%d')"]
-)
-def test_a_template_calls_for_the_date_in_several_ways(dated_config, call):
-    tokenizer = AutoTokenizer.from_pretrained(dated_config.model.name)
-    tokenizer.chat_template = (
-        "{% if strftime_now is defined %}{% set now = " + call + " %}{% endif %}{{ now }}"
-    )
-    (ids,) = encode(tokenizer, ["good"], chat_template=True, date=LONG_AGO)
-    assert tokenizer.decode(ids) == LONG_AGO

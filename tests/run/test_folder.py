@@ -2,24 +2,24 @@
 
 import json
 import os
+import shutil
 import signal
-import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_evaluation import held_out, make_run, settings
 from test_resume import content, make_trainer, one
 
 from cory import evaluate
-from cory.command import main
+from cory.config import EvaluationConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer
 from cory.run import checkpoint
-from cory.run.folder import filled, new_folder, write_text
+from cory.run.folder import filled, write_text
+from study.small_models import cached
 
-__all__ = ["held_out", "one"]  # fixtures
+__all__ = ["one"]  # a fixture
 
 
 def killed(work) -> None:
@@ -43,87 +43,76 @@ def only(path: Path) -> set[str]:
 
 def test_two_runs_started_at_once_into_one_folder_do_not_mix(one, monkeypatch):
     """The second starts while the first has found the folder empty and is about to write its settings."""
-    said = []
+    tried = []
     write = checkpoint.write_text
 
     def slow(path, text):
-        if path.name == "config.yaml" and not said:
-            said.append("the second one trained")
-            with pytest.raises(
-                UserError, match="expected a folder that no other process is writing"
-            ) as refused:
+        if path.name == "config.yaml" and not tried:
+            tried.append(path)
+            with pytest.raises(UserError, match=r"^output: "):
                 make_trainer(replace(one, seed=7)).train()
-            said.append(str(refused.value))
         write(path, text)
 
     monkeypatch.setattr(checkpoint, "write_text", slow)
     run = make_trainer(replace(one, iterations=2)).train()
-    assert len(said) == 2
-    assert len((run.folder / "metrics.jsonl").read_text().splitlines()) == 2 * 2
+    assert tried and len((run.folder / "metrics.jsonl").read_text().splitlines()) == 2 * 2
 
 
-def test_an_evaluation_that_was_killed_begins_anew(config, held_out, tmp_path):
-    run = make_run(config, 1, iterations=1)
+@pytest.fixture
+def settings(tmp_path):
+    return EvaluationConfig(device="cpu", queries=2, output=str(tmp_path / "evaluation"))
 
+
+def test_an_evaluation_that_was_killed_begins_anew_and_one_that_ended_is_kept(finished, settings):
     def dies(prompts, completions):
         kill()
 
-    killed(lambda: evaluate([run], replace(held_out, reward=dies), settings(tmp_path)))
-    left = tmp_path / "evaluation"
+    run, task = finished.folder, finished.task
+    killed(lambda: evaluate([run], replace(task, reward=dies), settings))
+    left = Path(settings.output)
     assert list(left.glob(".unfinished*")) and only(left) == set()
-    evaluate([run], held_out, settings(tmp_path))
-    assert (left / "evaluation.json").exists() and not list(left.glob(".unfinished*"))
+    rows = evaluate([run], task, settings).rows
+    assert not list(left.glob(".unfinished*"))
+    elsewhere = replace(settings, output=f"{left}-elsewhere")
+    assert rows == evaluate([run], task, elsewhere).rows
+    before = content(left)
+    with pytest.raises(UserError, match=r"^output: "):
+        evaluate([run], task, settings)
+    assert content(left) == before
 
 
-def test_an_evaluation_that_another_process_writes_is_left_alone(
-    config, held_out, tmp_path, monkeypatch
-):
-    run = make_run(config, 1, iterations=1)
+def test_an_evaluation_that_another_process_writes_is_left_alone(finished, settings, monkeypatch):
     respond = Answerer.respond
     tried = []
 
     def slow(*args, **kwargs):
         if not tried:
             tried.append(1)
-            with pytest.raises(
-                UserError, match="expected a folder that no other process is writing"
-            ):
-                evaluate([run], held_out, settings(tmp_path))
+            with pytest.raises(UserError, match=r"^output: "):
+                evaluate([finished.folder], finished.task, settings)
         return respond(*args, **kwargs)
 
     monkeypatch.setattr(Answerer, "respond", slow)
-    done = evaluate([run], held_out, settings(tmp_path))
-    lines = [
-        json.loads(line)
-        for line in (done.folder / "responses.jsonl").read_text().splitlines()
-        if line
-    ]
+    done = evaluate([finished.folder], finished.task, settings)
+    lines = [json.loads(line) for line in (done.folder / "responses.jsonl").open()]
     assert tried and len({(row["model"], row["query"]) for row in lines}) == len(lines)
 
 
-@pytest.mark.parametrize("kind", ["another kind", "a file"])
-def test_a_run_and_an_evaluation_do_not_take_each_others_folders(config, held_out, tmp_path, kind):
-    run = make_run(config, 1, iterations=1)
-    evaluation = evaluate([run], held_out, settings(tmp_path)).folder
-    if kind == "a file":
-        run_place, evaluation_place = run / "config.yaml", evaluation / "evaluation.json"
-    else:
-        run_place, evaluation_place = run, evaluation
+@pytest.mark.parametrize("file", [("", ""), ("config.yaml", "evaluation.json")])
+def test_a_run_and_an_evaluation_do_not_take_each_others_folders(
+    one, finished, settings, tmp_path, file
+):
+    run = shutil.copytree(finished.folder, tmp_path / "copy")
+    evaluation = evaluate([run], finished.task, settings).folder
+    run_place, evaluation_place = str(run / file[0]), str(evaluation / file[1])
     before = content(tmp_path)
-    with pytest.raises(UserError, match="output: expected a"):
-        evaluate([run], held_out, replace(settings(tmp_path), output=str(run_place)))
-    with pytest.raises(UserError, match="output: expected a"):
-        make_run(config, 1, iterations=1, output=str(evaluation_place))
-    with pytest.raises(UserError, match="resume: expected auto, or the folder of a run"):
-        make_run(config, 1, iterations=1, resume=str(evaluation_place))
+    with pytest.raises(UserError, match=r"^output: "):
+        evaluate([run], finished.task, replace(settings, output=run_place))
+    with pytest.raises(UserError, match=r"^output: "):
+        make_trainer(replace(one, output=evaluation_place)).train()
+    with pytest.raises(UserError, match=r"^resume: "):
+        make_trainer(replace(one, resume=evaluation_place)).train()
     assert content(tmp_path) == before
-
-
-def test_a_link_that_leads_nowhere_is_no_folder_for_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("runs").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="a folder that can be written"):
-        new_folder(None, "run")
 
 
 def test_names_are_given_when_all_is_filled(tmp_path):
@@ -151,29 +140,18 @@ def test_a_text_is_replaced_or_stays(tmp_path, monkeypatch):
     assert (tmp_path / "page.md").read_text() == "old"
 
 
-@pytest.mark.parametrize("there", ["a user's files", "a file"])
-def test_models_do_not_go_where_something_is(tmp_path, monkeypatch, capsys, there):
-    from gsm8k_train import make_weights
-    from study.small_models import cached
-
-    target = tmp_path / "mine"
-    if there == "a file":
-        target.write_text("mine")
-    else:
-        target.mkdir()
-        (target / "policy").write_text("mine")
-    before = content(tmp_path)
-    with pytest.raises(UserError, match="output: expected a"):
-        cached(target, lambda partial: (partial / "config.json").write_text("{}"))
-    monkeypatch.setattr(sys, "argv", ["make_weights.py", str(target)])
-    with pytest.raises(SystemExit):
-        main(make_weights.command_line)
-    assert content(tmp_path) == before
-
-
-def test_an_empty_folder_is_no_model(tmp_path):
-    from study.small_models import cached
+def test_models_go_into_an_empty_folder_alone(tmp_path):
+    def make(partial):
+        (partial / "config.json").write_text("{}")
 
     (tmp_path / "model").mkdir()
-    cached(tmp_path / "model", lambda partial: (partial / "config.json").write_text("{}"))
+    cached(tmp_path / "model", make)
     assert only(tmp_path / "model") == {"config.json"} and only(tmp_path) == {"model"}
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/policy").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    before = content(tmp_path)
+    for name in ("mine", "file"):
+        with pytest.raises(UserError, match=r"^output: "):
+            cached(tmp_path / name, make)
+    assert content(tmp_path) == before

@@ -27,6 +27,35 @@ def half_a_line(path, rows):
     no_space()
 
 
+def fail_at(what, trainer, patched):
+    """From now on, there is no space for one of the files of the last iteration."""
+    write, save_file, save = folder.Run.write, checkpoint.save_file, Agent.save
+
+    def write_metrics(self, name, rows):
+        if name == "metrics" and rows[0]["iteration"] == 2:
+            half_a_line(self.folder / "metrics.jsonl", rows)
+        write(self, name, rows)
+
+    def save_checkpoint(tensors, path):
+        if trainer.state.iteration == 3:
+            path.write_bytes(b"part of it")
+            no_space()
+        save_file(tensors, path)
+
+    def save_agent(self, target):
+        save(self, target)
+        if self.name == "agent_2":
+            (target / "model.safetensors").write_bytes(b"part of it")
+            no_space()
+
+    patched.setattr(*{
+        "metrics": (folder.Run, "write", write_metrics),
+        "checkpoint": (checkpoint, "save_file", save_checkpoint),
+        "agent": (Agent, "save", save_agent),
+        "summary": ("cory.run.callbacks.write_text", no_space),
+    }[what])  # fmt: skip
+
+
 @pytest.mark.parametrize("what", ["metrics", "checkpoint", "agent", "summary"])
 def test_the_run_ends_and_continues(short, tmp_path, monkeypatch, what):
     whole = make_trainer(short).train().folder
@@ -34,44 +63,13 @@ def test_the_run_ends_and_continues(short, tmp_path, monkeypatch, what):
     full = replace(short, output=str(run), resume="auto")
     trainer = make_trainer(full)
     with monkeypatch.context() as patched:
-        if what == "metrics":
-            write = folder.Run.write
-
-            def failing(self, name, rows):
-                if name == "metrics" and rows[0]["iteration"] == 2:
-                    half_a_line(self.folder / "metrics.jsonl", rows)
-                write(self, name, rows)
-
-            patched.setattr(folder.Run, "write", failing)
-        elif what == "checkpoint":
-            save_file = checkpoint.save_file
-
-            def failing(tensors, path):
-                if trainer.state.iteration == 3:
-                    path.write_bytes(b"part of it")
-                    no_space()
-                save_file(tensors, path)
-
-            patched.setattr(checkpoint, "save_file", failing)
-        elif what == "agent":
-            save = Agent.save
-
-            def failing(self, target):
-                save(self, target)
-                if self.name == "agent_2":
-                    (target / "model.safetensors").write_bytes(b"part of it")
-                    no_space()
-
-            patched.setattr(Agent, "save", failing)
-        else:
-            patched.setattr("cory.run.callbacks.write_text", no_space)
+        fail_at(what, trainer, patched)
         with pytest.raises(OSError, match="No space left on device") as error:
             trainer.train()
     saved = "iter-000002" if what in ("metrics", "checkpoint") else "iter-000003"
     assert f"{run}/checkpoints/{saved}" in "".join(error.value.__notes__)
     assert not (run / "summary.json").exists()
-    if what == "agent":
-        assert not list(run.glob("agent_*"))
+    assert what != "agent" or not list(run.glob("agent_*"))
     make_trainer(full).train()
     same(whole, run)
 

@@ -4,8 +4,11 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
+import shlex
 import signal
+import struct
 import subprocess
 import sys
 import termios
@@ -14,6 +17,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
 import torch
 from conftest import ROOT
 from test_resume import interrupt, make_trainer, same
@@ -22,29 +26,25 @@ from cory.config import CheckpointConfig
 from cory.run.signals import Signals
 
 HERE = Path(__file__).resolve().parent
-RUN = f"""
+SCRIPT = str(ROOT / "imdb_train/cory.py")
+KILLER = f"""
 import json, os, random, signal, sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}, {str(HERE.parent)!r}]
 from cory.config import Config, from_data
 from test_resume import make_trainer
-from cory.command import main
+import psutil
 
-def run():
-    config = from_data(Config, json.load(open(sys.argv[1]))["config"])
-    main(lambda: make_trainer(config).train())
-"""
-KILLER = """
 # One process that imports, then forks the runs: importing takes longer than they do. Each is killed at a random moment
 # of its CPU time, however busy the machine is.
-import psutil
+config = from_data(Config, json.load(open(sys.argv[1])))
 rng = random.Random(0)
-for life in range(11):
+for life in range(6):
     child = os.fork()
     if child == 0:
         sys.stdout = sys.stderr = open(os.devnull, "w")
-        run()
+        make_trainer(config).train()
         os._exit(0)
-    if life < 10:
+    if life < 5:
         process, seconds = psutil.Process(child), 0.1 + 0.3 * rng.random()
         while sum(process.cpu_times()[:2]) < seconds and process.status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.01)
@@ -56,30 +56,20 @@ sys.exit(status)
 """
 
 
-def command(config, folder: Path, code: str) -> list[str]:
-    """Runs code with settings that it finds in a file, and the path of the run's metrics."""
-    (folder / "settings.json").write_text(json.dumps({"config": asdict(config)}))
-    return [
-        sys.executable,
-        "-c",
-        RUN + code,
-        str(folder / "settings.json"),
-        f"{config.output}/metrics.jsonl",
-    ]
-
-
 def test_killed_at_random_moments_it_ends_the_same(config, tmp_path):
-    """SIGKILL ten times, a checkpoint being written at some of them."""
-    config = replace(config, iterations=40, checkpoint=CheckpointConfig(save_every=1, keep=3))
+    """SIGKILL five times, a checkpoint being written at some of them."""
+    config = replace(config, iterations=20, checkpoint=CheckpointConfig(save_every=1, keep=3))
     whole = make_trainer(config).train().folder
     config = replace(config, output=str(tmp_path / "killed"), resume="auto")
+    (tmp_path / "settings.json").write_text(json.dumps(asdict(config)))
+    files = [str(tmp_path / "settings.json"), f"{config.output}/metrics.jsonl"]
     # Sums are rounded otherwise by another number of threads.
-    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1"}
-    killer = command(config, tmp_path, KILLER)
+    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    killer = [sys.executable, "-c", KILLER, *files]
     done = subprocess.run(killer, check=True, timeout=400, env=env, capture_output=True, text=True)
     *lines, last = [int(line) for line in done.stdout.split()]
-    assert len(lines) == 10 and last == 2 * config.iterations
-    assert len({n for n in lines if n < last}) > 3, lines  # killed in the middle, at many places
+    assert len(lines) == 5 and last == 2 * config.iterations
+    assert len({n for n in lines if n < last}) > 1, lines  # killed in the middle
     same(whole, tmp_path / "killed")
 
 
@@ -99,57 +89,80 @@ def trains(process, metrics):
     """Waits for a process to write the next lines."""
     before = metrics.stat().st_size if metrics.exists() else 0
     while not metrics.exists() or metrics.stat().st_size == before:
-        time.sleep(0.1)
+        time.sleep(0.05)
         assert process.poll() is None
 
 
-def saved_iterations(run):
-    """Those of the run's only checkpoint, which are all that it has recorded."""
-    (checkpoint,) = (run / "checkpoints").iterdir()
-    rows = len((run / "metrics.jsonl").read_text().splitlines())
-    assert rows == 2 * int(checkpoint.name.removeprefix("iter-"))
-    return rows // 2
+def iterations(run):
+    return len((run / "metrics.jsonl").read_text().splitlines()) // 2
 
 
-def shown(master, closes):
+@pytest.fixture
+def flags(policy_folder, classifier_folder, reviews):
+    values = {
+        "model.name": policy_folder, "task.reward_model": classifier_folder, "task.dataset": reviews,
+        "ppo.batch_size": 8, "ppo.mini_batch_size": 8, "device": "cpu", "output": "runs/mine",
+    }  # fmt: skip
+    return [f"--{key}={value}" for key, value in values.items()]
+
+
+def shown(master, closes, output):
     """Reads what a process writes to its terminal, until that closes."""
     while not closes.is_set():
         if select.select([master], [], [], 0.1)[0]:
-            os.read(master, 65536)
+            output += os.read(master, 65536)
     os.close(master)
 
 
-def test_a_run_in_a_terminal_that_closes_is_saved(config, tmp_path):
+def test_a_run_in_a_terminal_shows_both_agents_and_is_saved_when_it_closes(flags, tmp_path):
     """The system sends SIGHUP, shells send another one; and writing to that terminal fails from then on."""
-    config = replace(config, iterations=10_000, output=str(tmp_path / "long"))
     master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
-        command(config, tmp_path, "run()"), stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
+        [sys.executable, SCRIPT, *flags, "--iterations=10000"],
+        stdin=slave, stdout=slave, stderr=slave, start_new_session=True, cwd=tmp_path,
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )  # fmt: skip
     os.close(slave)
-    closes = threading.Event()
-    window = threading.Thread(target=shown, args=[master, closes])
+    closes, output = threading.Event(), bytearray()
+    window = threading.Thread(target=shown, args=[master, closes, output])
     window.start()
-    trains(process, tmp_path / "long/metrics.jsonl")
+    run = tmp_path / "runs/mine"
+    for _ in range(3):
+        trains(process, run / "metrics.jsonl")
     closes.set()
     window.join()
     process.send_signal(signal.SIGHUP)
     assert process.wait(60) == 129
-    assert saved_iterations(tmp_path / "long") > 0
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    assert iterations(run) == int(checkpoint.name.removeprefix("iter-")) > 0
+    text = re.sub(r"\x1b\[\w", "", output.decode())
+    bars = [line for line in re.split(r"[\r\n]+", text) if re.match(r"\s*\d+/10000 \[", line)]
+    assert any("agent_1" in line and "agent_2" in line for line in bars), text
+    assert max(map(len, bars)) <= 80
 
 
-def test_a_run_under_nohup_goes_on_until_sigterm(config, tmp_path):
-    config = replace(config, iterations=10_000, output=str(tmp_path / "long"))
+def test_a_run_under_nohup_goes_on_until_sigterm_and_its_command_continues_it(
+    flags, tmp_path, monkeypatch, command
+):
     process = subprocess.Popen(
-        ["nohup", *command(config, tmp_path, "run()")], stderr=subprocess.PIPE, text=True
-    )
-    metrics = tmp_path / "long/metrics.jsonl"
-    trains(process, metrics)
+        ["nohup", sys.executable, SCRIPT, *flags, "--iterations=60"],
+        cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run = tmp_path / "runs/mine"
+    trains(process, run / "metrics.jsonl")
     process.send_signal(signal.SIGHUP)
-    for _ in range(3):
-        trains(process, metrics)
+    for _ in range(2):
+        trains(process, run / "metrics.jsonl")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
-    assert "Continue with: config.resume" in process.stderr.read()
-    assert saved_iterations(tmp_path / "long") > 0
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert 0 < iterations(run) < 60
+    printed = re.search(r"Continue with: (.+)", said).group(1)
+    _, *argv = shlex.split(printed)
+    monkeypatch.chdir(tmp_path)
+    again = command(*argv)
+    assert again.status == 0, again.error
+    assert iterations(run) == 60
+    other = command(SCRIPT, "--resume", "runs/mine", "--ppo.learning_rate", "0.5")
+    assert other.status == 2 and "ppo.learning_rate" in other.error

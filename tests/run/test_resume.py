@@ -24,7 +24,7 @@ from cory.run.signals import Interrupted
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
-ITERATIONS = 7
+ITERATIONS = 5
 AGENTS = ["agent_1", "agent_2"]
 
 
@@ -50,32 +50,13 @@ def make_trainer(config, reward=count_good, callbacks=()) -> CoryTrainer:
     )
 
 
-@pytest.fixture(params=["full", "lora"])
-def settings(request, config):
-    """Seven iterations with everything that has a state: adaptive KL, running reward moments, exchanges."""
-    return replace(
-        config,
-        iterations=ITERATIONS,
-        cory=CoryConfig(exchange_period=2),
-        lora=LoraConfig(rank=4 if request.param == "lora" else 0),
-        ppo=replace(
-            config.ppo,
-            reward_scaling=True,
-            reward_normalization=True,
-            kl_horizon=100.0,
-            mini_batch_size=4,
-        ),
-        checkpoint=CheckpointConfig(save_every=3),
-    )
-
-
 def make_one(config):
+    """A full fine-tuning run of 6 iterations with a checkpoint after each."""
     return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=1, keep=3))
 
 
 @pytest.fixture
 def one(config):
-    """A full fine-tuning run of 6 iterations with a checkpoint after each."""
     return make_one(config)
 
 
@@ -87,10 +68,16 @@ def whole(policy_folder, tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def four(policy_folder, tmp_path_factory) -> Path:
-    """The folder of a run with the settings of `one`, but of 4 iterations. Tests change copies of it."""
+def ended(policy_folder, tmp_path_factory) -> Path:
+    """The folder of a run with the settings of `one`, but of 4 iterations."""
     config = make_one(make_config(policy_folder, tmp_path_factory.mktemp("four")))
     return make_trainer(replace(config, iterations=4)).train().folder
+
+
+@pytest.fixture
+def four(ended, tmp_path) -> Path:
+    """A copy of it, which a test may change."""
+    return shutil.copytree(ended, tmp_path / "four")
 
 
 def outcome(folder: Path, agents=AGENTS):
@@ -99,6 +86,10 @@ def outcome(folder: Path, agents=AGENTS):
     files += [file for agent in agents for file in sorted((folder / agent).glob("*.safetensors"))]
     assert len(files) > 2
     return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+def summary_of(folder: Path):
+    return json.loads((folder / "summary.json").read_text())
 
 
 def after(reward, calls: int, do):
@@ -125,33 +116,21 @@ def same(a, b):
     assert [name for name in a if a[name] != b[name]] == []
 
 
-def spoil(agent, iteration: int, what: str = "loss"):
-    """In this iteration, the agent's update has a logit, or a gradient, that is not a number in row 3."""
+def spoil(agent, number: int, what: str = "loss"):
+    """In this update, the first row of each pass has a log-probability, or a gradient, that is not a number."""
     learner = agent.learner
-    forward, update, seen, bad = learner.forward, learner.update, [0], []
+    forward, update, seen = learner.forward, learner.update, [0]
 
     def counted(rollouts, *args):
         seen[0] += 1
-        bad[:] = rollouts[0].prompt_ids[3].tolist(), rollouts[0].response_ids[3].tolist()
         return update(rollouts, *args)
-
-    def is_bad(rows, i):
-        width = rows.prompt_lengths[i]
-        start = rows.input_ids.shape[1] + 1 - rows.response_ids.shape[1] - width
-        query = rows.input_ids[i, start : start + width].tolist()
-        return [query, rows.response_ids[i, : rows.response_lengths[i]].tolist()] == bad
 
     def spoiled(rows):
         result = forward(rows)
-        if seen[0] != iteration:
-            return result
-        if what != "gradient":
-            result.logprobs.data[[is_bad(rows, i) for i in range(len(rows.input_ids))]] = math.nan
-        if what == "gradient" and result.logprobs.requires_grad:
-            factors = [math.nan if is_bad(rows, i) else 1.0 for i in range(len(rows.input_ids))]
-            result.logprobs.register_hook(
-                lambda gradient: gradient * gradient.new_tensor(factors)[:, None]
-            )
+        if seen[0] == number and what == "loss":
+            result.logprobs.data[0] = math.nan
+        elif seen[0] == number and result.logprobs.requires_grad:
+            result.logprobs.register_hook(lambda gradient: gradient * math.nan)
         return result
 
     learner.update, learner.forward = counted, spoiled
@@ -176,26 +155,27 @@ def content(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_interrupted_after_every_iteration_it_ends_the_same(settings, tmp_path):
+@pytest.mark.parametrize("rank", [0, 4])
+def test_interrupted_after_every_iteration_it_ends_the_same(config, tmp_path, rank):
+    """With everything that has a state: adaptive KL, running reward moments, exchanges."""
+    ppo = replace(config.ppo, reward_scaling=True, reward_normalization=True)
+    ppo = replace(ppo, kl_horizon=100.0, mini_batch_size=4)
+    settings = replace(config, iterations=ITERATIONS, ppo=ppo, lora=LoraConfig(rank=rank))
+    settings.checkpoint = CheckpointConfig(save_every=3)
     whole = make_trainer(settings).train().folder
     broken = replace(settings, output=str(tmp_path / "broken"), resume="auto")
-    for k in range(ITERATIONS):
-        number = (signal.SIGTERM, signal.SIGINT)[k % 2]
-        if k == 0:
-            interrupted(broken, 1, number)
-            continue
+    interrupted(broken, 1)
+    for k in range(1, ITERATIONS):
         with pytest.raises(Interrupted) as error:
-            make_trainer(broken, after(count_good, 1, lambda n=number: interrupt(n))).train()
-        assert error.value.code == 128 + number
+            reward = after(count_good, 1, lambda: interrupt(signal.SIGINT))
+            make_trainer(broken, reward).train()
+        assert error.value.code == 128 + signal.SIGINT
         lines = (tmp_path / "broken/metrics.jsonl").read_text().splitlines()
         assert len(lines) == 2 * (k + 1)
     make_trainer(broken).train()
     same(whole, tmp_path / "broken")
-    summaries = [
-        json.loads((folder / "summary.json").read_text()) for folder in (whole, tmp_path / "broken")
-    ]
-    assert summaries[0]["samples"] == summaries[1]["samples"]
-    assert summaries[0]["agents"] == summaries[1]["agents"]
+    expected, summary = summary_of(whole), summary_of(tmp_path / "broken")
+    assert summary["samples"] == expected["samples"] and summary["agents"] == expected["agents"]
 
 
 def test_with_a_schedule_and_restarted_learners_it_ends_the_same(one, tmp_path):
@@ -205,7 +185,7 @@ def test_with_a_schedule_and_restarted_learners_it_ends_the_same(one, tmp_path):
     broken = interrupted(replace(config, output=str(tmp_path / "broken")), 3)
     make_trainer(replace(config, resume=str(broken))).train()
     same(whole, broken)
-    with pytest.raises(UserError, match="iterations: 6 of"):  # on which the learning rate depends
+    with pytest.raises(UserError, match="iterations: "):  # on which the learning rate depends
         make_trainer(replace(config, iterations=8, resume=str(broken))).train()
 
 
@@ -215,8 +195,7 @@ def test_what_was_recorded_after_the_checkpoint_is_computed_again(one, whole, tm
     with pytest.raises(ZeroDivisionError) as error:
         make_trainer(config, failing).train()
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2 * 5
-    notes = "\n".join(error.value.__notes__)
-    assert "iter-000003" in notes and str(tmp_path / "run") in notes
+    assert "iter-000003" in "\n".join(error.value.__notes__)
     (tmp_path / "run/mine.jsonl").write_text("{}\n")  # of a callback, say, after the checkpoint
     make_trainer(replace(config, resume="auto")).train()
     same(whole, tmp_path / "run")
@@ -227,109 +206,67 @@ def test_a_run_without_a_checkpoint_begins_again(one, whole, tmp_path):
     config = replace(one, output=str(tmp_path / "run"), resume="auto")
     with pytest.raises(ZeroDivisionError):
         make_trainer(config, after(count_good, 3 + 1, lambda: 1 / 0)).train()
-    with pytest.raises(UserError, match="expected a checkpoint"):
-        make_trainer(replace(one, resume=str(tmp_path / "run"))).train()
-    with pytest.raises(UserError, match="output: expected a new or empty folder"):
-        make_trainer(replace(config, resume=None)).train()
+    for changes, key in [({"resume": config.output}, "resume"), ({"resume": None}, "output")]:
+        with pytest.raises(UserError, match=rf"^{key}: "):
+            make_trainer(replace(config, **changes)).train()
     make_trainer(config).train()
     same(whole, tmp_path / "run")
 
 
-def test_a_finished_run_is_left_as_it_is(one, four, tmp_path, capsys):
-    folder = shutil.copytree(four, tmp_path / "four")
-    before = content(folder)
-    for changes in ({"resume": str(folder)}, {"resume": "auto", "output": str(folder)}):
-        trainer = make_trainer(replace(one, iterations=4, **changes))
-        run = trainer.train()
-        assert run is trainer.run and run.folder == folder and len(run.history) == 2 * 4
-        assert "is finished" in capsys.readouterr().out
-    with pytest.raises(UserError, match="iterations: expected at least 4"):
-        make_trainer(replace(one, iterations=2, resume=str(folder))).train()
-    shutil.rmtree(folder / "checkpoints")
-    with pytest.raises(UserError, match="expected a checkpoint"):
-        make_trainer(replace(one, resume="auto", output=str(folder))).train()
-    after_that = content(folder)
-    assert after_that == {name: before[name] for name in after_that}
+def test_a_finished_run_is_left_as_it_is(one, four):
+    before = content(four)
+    for changes in ({"resume": str(four)}, {"resume": "auto", "output": str(four)}):
+        run = make_trainer(replace(one, iterations=4, **changes)).train()
+        assert run.folder == four and len(run.history) == 2 * 4
+    assert content(four) == before
 
 
-def test_an_interrupted_run_is_ended_where_it_is(one, tmp_path):
+def test_a_run_is_ended_earlier_than_planned(one, tmp_path):
     broken = interrupted(replace(one, output=str(tmp_path / "broken")), 3)
     assert not (broken / "agent_1").exists()
     make_trainer(replace(one, iterations=3, resume=str(broken))).train()
     whole = make_trainer(replace(one, iterations=3, output=str(tmp_path / "whole"))).train().folder
     same(whole, broken)
-    assert json.loads((broken / "summary.json").read_text())["iterations"] == 3
+    assert summary_of(broken)["iterations"] == 3
 
 
-def test_a_finished_run_is_extended(one, whole, four, tmp_path):
-    folder = shutil.copytree(four, tmp_path / "four")
-    ended = content(folder)
-    longer = replace(one, resume="auto", output=str(folder))
+def test_a_finished_run_is_extended(one, whole, four):
+    ended = content(four)
+    longer = replace(one, resume="auto", output=str(four))
     with pytest.raises(Interrupted):
         make_trainer(longer, after(count_good, 1, interrupt)).train()
-    now = content(folder)
+    now = content(four)
+    # Those of its finished iterations.
     kept = [name for name in ended if name.startswith("agent_") or name == "summary.json"]
-    assert kept and all(
-        now[name] == ended[name] for name in kept
-    )  # those of its finished iterations
+    assert kept and all(now[name] == ended[name] for name in kept)
     make_trainer(longer).train()
-    same(whole, folder)
-    assert json.loads((folder / "summary.json").read_text())["iterations"] == 6
+    same(whole, four)
+    assert summary_of(four)["iterations"] == 6
 
 
-def test_a_run_that_a_guard_has_ended_stays_so(one, capsys):
+def test_the_end_by_a_guard_is_final_and_outlives_a_signal(one, tmp_path):
     config = replace(one, guards=replace(one.guards, stop_at_kl=1e-9))
     folder = make_trainer(config).train().folder
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["stopped_by"] == "guards.stop_at_kl" and 1 < summary["iterations"] < 6
+    summary = summary_of(folder)
+    done = summary["iterations"]
+    assert summary["stopped_by"] == "guards.stop_at_kl" and 1 < done < 6
     before = content(folder)
-    for iterations in (6, 12):
-        make_trainer(replace(config, resume=str(folder), iterations=iterations)).train()
-        said = capsys.readouterr().out
-        assert "guards.stop_at_kl ended it" in said and f"{folder}/agent_1" in said
+    make_trainer(replace(config, resume=str(folder), iterations=12)).train()
     assert content(folder) == before
 
-
-def test_the_end_by_a_guard_outlives_a_signal(one, tmp_path):
-    config = replace(one, guards=replace(one.guards, stop_at_kl=1e-9))
-    whole = make_trainer(config).train().folder
-    done = json.loads((whole / "summary.json").read_text())["iterations"]
     broken = interrupted(replace(config, output=str(tmp_path / "broken")), done)
     assert not (broken / "summary.json").exists()
     make_trainer(replace(config, resume=str(broken))).train()
-    same(whole, broken)
-    assert json.loads((broken / "summary.json").read_text())["stopped_by"] == "guards.stop_at_kl"
+    same(folder, broken)
+    assert summary_of(broken)["stopped_by"] == "guards.stop_at_kl"
 
-
-def test_a_guard_has_ended_nothing_in_the_last_iteration(one, tmp_path):
-    config = replace(one, guards=replace(one.guards, stop_at_kl=1e-9))
-    ended = json.loads((make_trainer(config).train().folder / "summary.json").read_text())
-    planned = replace(config, iterations=ended["iterations"], output=str(tmp_path / "planned"))
-    summary = json.loads((make_trainer(planned).train().folder / "summary.json").read_text())
+    planned = replace(config, iterations=done, output=str(tmp_path / "planned"))
+    summary = summary_of(make_trainer(planned).train().folder)  # it has ended nothing
     assert not summary["stopped"] and "stopped_by" not in summary
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"seed": 3}, "seed"),
-        ({"precision": "bf16"}, "precision"),
-        ({"cory": CoryConfig(num_agents=1)}, "cory.num_agents"),
-        ({"eval_every": 2}, "eval_every"),
-        ({"lora": LoraConfig(rank=2)}, "lora.rank"),
-    ],
-)
-def test_other_settings_are_refused_by_their_key(one, four, tmp_path, changes, key):
-    folder = shutil.copytree(four, tmp_path / "four")
-    before = content(folder)
-    with pytest.raises(UserError, match=f"resume: expected .*{key}"):
-        make_trainer(replace(one, resume=str(folder), **changes)).train()
-    assert content(folder) == before
-
-
-def test_settings_of_the_machine_may_be_others(one, whole, four, tmp_path):
-    folder = shutil.copytree(four, tmp_path / "four")
-    other = replace(one, resume=str(folder), ppo=replace(one.ppo, micro_batch=3), sample_every=0)
+def test_settings_of_the_machine_may_be_others(one, whole, four):
+    other = replace(one, resume=str(four), ppo=replace(one.ppo, micro_batch=3), sample_every=0)
     other.checkpoint = CheckpointConfig(save_every=0)
     trainer = make_trainer(other)
     history = trainer.train().history
@@ -339,124 +276,108 @@ def test_settings_of_the_machine_may_be_others(one, whole, four, tmp_path):
         assert record["task_reward"] == pytest.approx(unbroken["task_reward"], abs=1e-4)
 
 
-def test_another_task_is_refused(one, four, tmp_path):
-    folder = shutil.copytree(four, tmp_path / "four")
-    before = content(folder)
-    config = replace(one, resume=str(folder))
-
-    def other_reward(prompts, completions):
-        return count_good(prompts, completions)
-
-    other_rows = make_trainer(config)
-    rows = other_rows.task.dataset.select(range(30))
-    other_rows.task = replace(other_rows.task, dataset=rows)
-    for trainer, key in [
-        (make_trainer(config, other_reward), "fingerprint.reward"),
-        (other_rows, "fingerprint.dataset_sha256"),
-    ]:
-        with pytest.raises(UserError, match=key):
-            trainer.train()
-    assert content(folder) == before
-
-
-def test_a_changed_reward_file_is_refused(policy_folder, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    reward = (
-        "def good(prompts, completions):\n    return [text.count('good') for text in completions]\n"
-    )
-    Path("rewards.py").write_text(reward)
-    Path("rows.jsonl").write_text(
-        "".join(json.dumps({"prompt": text}) + "\n" for text in sentences(16))
-    )
-    flags = [
-        f"--model.name={policy_folder}", "--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--device=cpu",
-        "--task.dataset=rows.jsonl", "--task.reward=rewards.py:good", "--output=run", "--iterations=1",
-    ]  # fmt: skip
-    Path("my.yaml").write_text("seed: 0\n")
-    assert command("cory.train", "--config", "my.yaml", *flags).status == 0
-    Path("rewards.py").write_text(reward + "# changed\n")
-    refused = command("cory.train", "--resume", "run", "--iterations", "2")
-    assert refused.status == 2 and "fingerprint.reward_sha256" in refused.error
-    Path("rewards.py").write_text(reward)
-    assert command("cory.train", "--resume", "run", "--iterations", "2").status == 0
-
-
-def test_another_number_of_processes_is_refused(one, four, tmp_path):
-    folder = shutil.copytree(four, tmp_path / "four")
-    file = folder / "checkpoints/iter-000004/state.json"
-    state = json.loads(file.read_text())
-    assert state["processes"] == 1
-    file.write_text(json.dumps(state | {"processes": 2}))
-    with pytest.raises(UserError, match="expected 2 processes"):
-        make_trainer(replace(one, resume=str(folder))).train()
-
-
-def test_resume_of_what_is_no_run(one, tmp_path):
-    for place in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(UserError, match="resume: expected auto, or the folder of a run"):
-            make_trainer(replace(one, resume=str(place))).train()
-    with pytest.raises(UserError, match="resume: auto: expected output"):
-        make_trainer(replace(one, resume="auto", output=None)).train()
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path / "agent_2.safetensors", 100)
+STATE = "state.json"
+WEIGHTS = "agent_2.safetensors"
 
 
 def change_state(**changes):
-    def change(path: Path) -> None:
-        state = json.loads((path / "state.json").read_text())
-        (path / "state.json").write_text(json.dumps(state | changes))
+    def change(checkpoint: Path) -> None:
+        state = json.loads((checkpoint / STATE).read_text())
+        (checkpoint / STATE).write_text(json.dumps(state | changes))
 
     return change
 
 
-DAMAGE = {
-    "truncated": truncate,
-    "missing": lambda path: (path / "agent_1.safetensors").unlink(),
-    "no json": lambda path: (path / "state.json").write_text("{"),
-    "no state": lambda path: (path / "state.json").write_text("{}"),
-    "no numbers": change_state(agents={}),
-    "negative length": change_state(lengths={"metrics.jsonl": -1}),
+def other_reward(prompts, completions):
+    return count_good(prompts, completions)
+
+
+def other_file(checkpoint: Path) -> None:
+    """As if the file of the reward had been another one."""
+    settings = json.loads((checkpoint / STATE).read_text())["settings"]
+    settings["fingerprint"]["reward_sha256"] = "0"
+    change_state(settings=settings)(checkpoint)
+
+
+def remove_all(checkpoint: Path) -> None:
+    shutil.rmtree(checkpoint.parent)
+
+
+# What is changed in a run's newest checkpoint, the settings with which it is continued, what the error names.
+FOLDERS = {
+    "truncated weights": (lambda path: os.truncate(path / WEIGHTS, 100), {}, "iter-000004"),
+    "no weights": (lambda path: (path / WEIGHTS).unlink(), {}, "iter-000004"),
+    "pickled weights": (lambda path: (path / WEIGHTS).write_bytes(b"\x80\x04."), {}, "iter-000004"),
+    "no json": (lambda path: (path / STATE).write_text("{"), {}, "iter-000004"),
+    "no state": (lambda path: (path / STATE).write_text("{}"), {}, "iter-000004"),
+    "no numbers": (change_state(agents={}), {}, "iter-000004"),
+    "negative length": (change_state(lengths={"metrics.jsonl": -1}), {}, "iter-000004"),
+    "lost metrics": (
+        lambda path: os.truncate(path.parents[1] / "metrics.jsonl", 10),
+        {},
+        r"metrics\.jsonl",
+    ),
+    "no checkpoint": (remove_all, {}, "^resume: "),
+    "two processes": (change_state(processes=2), {}, "processes"),
+    "fewer iterations": (None, {"iterations": 2}, "^iterations: "),
+    "seed": (None, {"seed": 3}, "seed"),
+    "precision": (None, {"precision": "bf16"}, "precision"),
+    "one agent": (None, {"cory": CoryConfig(num_agents=1)}, r"cory\.num_agents"),
+    "held-out queries": (None, {"eval_every": 2}, "eval_every"),
+    "LoRA": (None, {"lora": LoraConfig(rank=2)}, r"lora\.rank"),
+    "reward": (None, {"reward": other_reward}, r"fingerprint\.reward"),
+    "reward's file": (other_file, {}, r"fingerprint\.reward_sha256"),
+    "rows": (None, {"rows": 30}, r"fingerprint\.dataset_sha256"),
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_checkpoint_is_named(one, whole, four, tmp_path, damage):
-    folder = shutil.copytree(four, tmp_path / "four")
-    path = folder / "checkpoints/iter-000004"
-    DAMAGE[damage](path)
-    before = content(folder)
-    with pytest.raises(UserError, match="damaged") as error:
-        make_trainer(replace(one, resume=str(folder))).train()
-    assert str(path) in str(error.value) and "\n" not in str(error.value)
-    assert content(folder) == before
-    shutil.rmtree(path)
-    make_trainer(replace(one, resume=str(folder))).train()
-    same(whole, folder)
+@pytest.mark.parametrize("name", FOLDERS)
+def test_what_cannot_be_continued_is_refused_by_its_key(one, four, name):
+    change, settings, match = FOLDERS[name]
+    if change:
+        change(four / "checkpoints/iter-000004")
+    before = content(four)
+    settings = dict(settings)
+    rows, reward = settings.pop("rows", None), settings.pop("reward", count_good)
+    trainer = make_trainer(replace(one, resume=str(four), **settings), reward)
+    if rows:
+        rows = trainer.task.dataset.select(range(rows))
+        trainer.task = replace(trainer.task, dataset=rows)
+    with pytest.raises(UserError, match=match) as error:
+        trainer.train()
+    assert "\n" not in str(error.value)
+    assert content(four) == before
 
 
-def test_files_are_not_lengthened(one, four, tmp_path):
-    folder = shutil.copytree(four, tmp_path / "four")
-    os.truncate(folder / "metrics.jsonl", 10)
-    with pytest.raises(UserError, match=r"bytes in .*metrics\.jsonl"):
-        make_trainer(replace(one, resume=str(folder))).train()
-    assert (folder / "metrics.jsonl").stat().st_size == 10
+def test_without_a_damaged_checkpoint_it_goes_on_from_the_one_before(one, whole, four):
+    shutil.rmtree(four / "checkpoints/iter-000004")
+    make_trainer(replace(one, resume=str(four))).train()
+    same(whole, four)
 
 
-def test_a_state_that_is_saved_already_is_left(one):
+def test_resume_of_what_is_no_run(one, tmp_path):
+    for changes in ({"resume": str(tmp_path / "nothing")}, {"resume": str(tmp_path)}):
+        with pytest.raises(UserError, match=r"^resume: "):
+            make_trainer(replace(one, **changes)).train()
+    with pytest.raises(UserError, match=r"^resume: "):
+        make_trainer(replace(one, resume="auto", output=None)).train()
+
+
+def test_only_the_newest_checkpoints_stay_and_nothing_is_pickled(whole):
+    names = sorted(path.name for path in (whole / "checkpoints").iterdir())
+    assert names == ["iter-000004", "iter-000005", "iter-000006"]
+    kinds = {file.suffix for file in (whole / "checkpoints").rglob("*") if file.is_file()}
+    assert kinds == {".json", ".safetensors"}
+
+
+def test_a_trainer_trains_once_and_saves_an_iteration_once(one):
     trainer = make_trainer(replace(one, iterations=1))
     file = trainer.train().folder / "checkpoints/iter-000001/state.json"
     inode = file.stat().st_ino
     save(trainer.run, trainer.state, trainer.trained_agents, trainer.callbacks, keep=3)
     assert file.stat().st_ino == inode
-
-
-def test_only_the_newest_checkpoints_stay_and_nothing_is_pickled(one, whole):
-    names = sorted(path.name for path in (whole / "checkpoints").iterdir())
-    assert names == ["iter-000004", "iter-000005", "iter-000006"]
-    kinds = {file.suffix for file in (whole / "checkpoints").rglob("*") if file.is_file()}
-    assert kinds == {".json", ".safetensors"}
+    with pytest.raises(UserError, match=r"^train: "):
+        trainer.train()
 
 
 class Counts(Callback):
@@ -488,62 +409,47 @@ def test_states_of_callbacks_are_kept(one, tmp_path):
         make_trainer(longer, callbacks=[Counts()]).train()
 
 
-def test_a_trainer_trains_once(one):
-    trainer = make_trainer(replace(one, iterations=1))
-    trainer.train()
-    with pytest.raises(UserError, match="train: expected a new trainer"):
-        trainer.train()
-
-
-def test_run_that_another_process_writes_is_left_alone(one, four, tmp_path):
-    folder = shutil.copytree(four, tmp_path / "four")
-    before = content(folder)
+def test_run_that_another_process_writes_is_left_alone(one, four):
+    before = content(four)
     code = "import sys; from pathlib import Path; from cory.run.folder import locked\n"
     code += "with locked(Path(sys.argv[1])): print(1, flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(folder)]
-    again = replace(one, resume="auto", output=str(folder))
+    command = [sys.executable, "-c", code, str(four)]
+    again = replace(one, resume="auto", output=str(four))
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline() == b"1\n"
-        with pytest.raises(UserError, match="expected a folder that no other process is writing"):
+        with pytest.raises(UserError, match=r"^output: "):
             make_trainer(again).train()
-        assert content(folder) == before
+        assert content(four) == before
         other.kill()
     make_trainer(again).train()
 
 
-@pytest.mark.parametrize("agent", AGENTS)
-def test_update_that_is_not_finite_ends_the_run(one, whole, tmp_path, agent):
+def test_update_that_is_not_finite_ends_the_run(one, whole, tmp_path):
+    """agent_1 has learned already in this iteration."""
     other = replace(one, output=str(tmp_path / "nan"))
     trainer = make_trainer(other)
-    spoiled = trainer.agents[AGENTS.index(agent)]
-    # agent_1 learns first, so that agent_2's fault comes in the middle of iteration 2.
-    spoil(spoiled, 2)
-    with pytest.raises(NotFinite, match=rf"iteration 2: {agent} as \w+: the loss is not finite"):
+    spoil(trainer.agents[1], 2)
+    with pytest.raises(NotFinite, match=r"iteration 2: agent_2 as \w+: the loss"):
         trainer.train()
-    assert all(p.isfinite().all() for p in spoiled.learner.model_params)
+    assert all(p.isfinite().all() for p in trainer.agents[1].learner.model_params)
     make_trainer(replace(other, resume="auto")).train()
     same(whole, tmp_path / "nan")
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize(("algorithm", "rank"), [("ppo", 4), ("grpo", 0)])
 def test_a_gradient_that_is_not_finite_ends_the_run(one, rank, algorithm):
-    ppo = replace(one.ppo, micro_batch=3)
-    trainer = make_trainer(
-        replace(one, lora=LoraConfig(rank=rank), ppo=ppo, algorithm=algorithm, group_size=2)
-    )
+    config = replace(one, ppo=replace(one.ppo, micro_batch=3), lora=LoraConfig(rank=rank))
+    trainer = make_trainer(replace(config, algorithm=algorithm, group_size=2))
     spoil(trainer.agents[1], 2, "gradient")
-    with pytest.raises(NotFinite, match="iteration 2: agent_2 as observer: the gradient is not"):
+    with pytest.raises(NotFinite, match="iteration 2: agent_2 as observer: the gradient"):
         trainer.train()
 
 
-def test_flags_are_raised_and_said_once(one, capsys):
+def test_flags_are_raised(one):
     config = replace(one, guards=GuardsConfig(kl_bound=1e-6), iterations=3)
     run = make_trainer(config, lambda prompts, completions: [1.0] * len(prompts)).train()
     assert all("equal_rewards" in record["flags"] for record in run.history)
     assert any("kl" in record["flags"] for record in run.history[2:])
-    said = capsys.readouterr().err
-    assert said.count("nothing to learn") == 1
 
 
 @pytest.mark.parametrize("step", ["rename", "removal of an old one"])

@@ -1,14 +1,16 @@
-"""How settings are written for people, and read again."""
+"""How settings are written and read again, and that those of Python are checked as those of a file."""
 
-from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 import yaml
+from conftest import ROOT
 
-from cory.command import load
+from cory.agent import make_agents
+from cory.config import Config
+from cory.errors import UserError
 from cory.run.settings import named
 from cory.yaml_file import yaml_text
-from imdb_train.config import ImdbConfig
 
 
 def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
@@ -21,22 +23,7 @@ def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
     }
     text = yaml_text(settings)
     assert yaml.safe_load(text) == settings and list(yaml.safe_load(text)) == list(settings)
-    lines = text.splitlines()
-    assert lines[:6] == [
-        "prompt: |-",
-        "  Note: {prompt}",
-        "  Ä question:",
-        "",
-        "    {question}",
-        "  Answer:",
-    ]
-
-
-def test_texts_that_look_like_numbers_or_lines_stay_texts(tmp_path):
-    flags = ["--sampling.stop", "['1e3', '\\n']", "--model.revision", "1234e56"]
-    config = load(ImdbConfig, None, [*flags, "--task.observer_prompt", "a\x85b\u2028c\n d"])
-    (tmp_path / "config.yaml").write_text(yaml_text(asdict(config)), encoding="utf-8")
-    assert load(ImdbConfig, None, ["--config", str(tmp_path / "config.yaml")]) == config
+    assert text.startswith("prompt: |-\n  Note: {prompt}\n  Ä question:\n\n    {question}\n")
 
 
 def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch):
@@ -44,3 +31,48 @@ def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch
     run.mkdir()
     monkeypatch.chdir(run)
     assert named(Path()) == run.resolve() and named(Path("run")) == Path("run")
+
+
+def test_a_runs_file_is_a_configuration(
+    policy_folder, classifier_folder, reviews, tmp_path, monkeypatch, command
+):
+    monkeypatch.chdir(tmp_path)
+    values = {
+        "model.name": policy_folder, "task.reward_model": classifier_folder, "task.dataset": reviews,
+        "ppo.batch_size": 8, "ppo.mini_batch_size": 8, "iterations": 1, "output": "runs/mine",
+    }  # fmt: skip
+    flags = [f"--{key}={value}" for key, value in values.items()]
+    first = command(ROOT / "imdb_train/cory.py", *flags)
+    assert first.status == 0, first.error
+    file = "runs/mine/config.yaml"
+    again = command(ROOT / "imdb_train/cory.py", "--config", file, "--seed", "1")
+    assert again.status == 0, again.error
+    one, two = (yaml.safe_load(Path(p).read_text()) for p in (file, "runs/mine-seed1/config.yaml"))
+    assert (one["seed"], two["seed"]) == (0, 1) and one["ppo"] == two["ppo"]
+    assert {"versions", "fingerprint"} < set(two)
+
+
+@pytest.mark.parametrize(
+    ("block", "name", "value"),
+    [
+        ("ppo", "batch_sise", 3),
+        ("ppo", "batch_size", "3"),
+        ("ppo", "kl_penalty", "fool"),
+        ("sampling", "stop", "x"),
+        (None, "lora", 4),
+    ],
+)
+def test_a_wrong_setting_in_python_is_refused_by_its_key(block, name, value):
+    config = Config()
+    with pytest.raises(UserError, match=rf"{block}\.{name}: " if block else rf"{name}: "):
+        setattr(getattr(config, block) if block else config, name, value)
+
+
+def test_settings_in_python_are_checked_together_when_they_are_used():
+    config = Config()
+    config.ppo.learning_rate, config.output = 1, None  # a whole number will do for a float
+    config.ppo.batch_size = config.ppo.mini_batch_size = 16
+    config.check()
+    config.ppo.mini_batch_size = 7
+    with pytest.raises(UserError, match=r"ppo\.batch_size: "):
+        make_agents(config)

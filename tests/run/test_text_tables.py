@@ -1,22 +1,25 @@
-"""The tables at the end of a run."""
+"""The tables at the end of a run; model text in them, as it is but for characters that act."""
 
-from cory.run.tables import interval_table, sample_table, summarise, summarise_roles, summary_table
+import re
+
+import pytest
+from markdown_it import MarkdownIt
+
+from cory.run.tables import (
+    interval_table,
+    markdown,
+    markdown_table,
+    one_line,
+    printable,
+    summarise,
+    summarise_roles,
+    summary_table,
+)
 
 
 def record(iteration, agent, role, task_reward):
     numbers = {"task_reward": task_reward, "kl": 0.0, "combined_reward": task_reward}
     return {"iteration": iteration, "agent": agent, "role": role, **numbers}
-
-
-def sample(agent, role, text, task_reward, query="q"):
-    return {
-        "agent": agent,
-        "role": role,
-        "query": query,
-        "columns": {},
-        "completion": text,
-        "task_reward": task_reward,
-    }
 
 
 # A pioneer that earns nothing and an observer that learns; the agents exchange roles after each iteration.
@@ -44,65 +47,53 @@ def test_one_role_is_summarised_by_agent_alone():
     assert "all roles" not in summary_table(summarise(history, ["agent_1"]), {})
 
 
-def test_samples_show_the_chain_first_and_mark_solo_answers():
-    before = {
-        "agent_1": [
-            sample("agent_1", "pioneer", "one", 0.0),
-            sample("agent_1", "pioneer", "two", 0.0, "r"),
-        ],
-        "agent_2": [
-            sample("agent_2", "pioneer", "uno", 0.0),
-            sample("agent_2", "pioneer", "due", 0.0, "r"),
-        ],
-    }
-    before["chain"] = before["agent_1"] + [
-        sample("agent_2", "observer", "three", 1.0),
-        sample("agent_2", "observer", "four", 2.0, "r"),
-    ]
-    lines = [line.split() for line in sample_table(before, before).splitlines()]
-    assert lines == [
-        [],
-        ["q"],
-        ["before:", "agent_1", "as", "pioneer", "+0.00", "one"],
-        ["before:", "agent_2", "as", "observer", "+1.00", "three"],
-        ["after:", "agent_1", "as", "pioneer", "+0.00", "one"],
-        ["after:", "agent_2", "as", "observer", "+1.00", "three"],
-        ["after:", "agent_2", "solo", "+0.00", "uno"],
-        [],
-        ["r"],
-        ["before:", "agent_1", "as", "pioneer", "+0.00", "two"],
-        ["before:", "agent_2", "as", "observer", "+2.00", "four"],
-        ["after:", "agent_1", "as", "pioneer", "+0.00", "two"],
-        ["after:", "agent_2", "as", "observer", "+2.00", "four"],
-        ["after:", "agent_2", "solo", "+0.00", "due"],
-    ]
-
-
-def test_what_prompts_read_besides_the_query_stands_below_it():
-    samples = {"agent_1": [sample("agent_1", "pioneer", "text", 1.0) | {"columns": {"year": 1999}}]}
-    assert sample_table(samples, samples).splitlines()[1:3] == ["q", "year: 1999"]
-
-
-def test_samples_of_a_single_agent_need_no_marks():
-    samples = {"agent_1": [sample("agent_1", "pioneer", "text", 1.0)]}
-    assert [line.split()[0] for line in sample_table(samples, samples).splitlines()[2:]] == [
-        "before",
-        "agent_1",
-    ]
-
-
-def test_a_table_of_an_evaluation_breaks_between_metrics():
+def test_a_table_of_an_evaluation_fits_the_terminal():
     titles = {name: f"metric {name}" for name in "abcde"}
-    rows = [{"name": name} | dict.fromkeys(titles, 1.0) | dict.fromkeys([f"{m}_ci" for m in titles], 0.5)
-            for name in ("base", "a_run_of_mine/agent_2 after agent_1")]  # fmt: skip
-    narrow, wide = interval_table(rows, titles, 80), interval_table(rows, titles, 200)
-    assert max(map(len, narrow.splitlines())) <= 80 and len(wide.splitlines()) == 3
-    parts = [part.splitlines() for part in narrow.split("\n\n")]
-    assert len(parts) == 2 and all(
-        [line[:35].strip() for line in part] == ["", *(r["name"] for r in rows)] for part in parts
-    )
-    assert sum(line.count("1.000 ± 0.500") for part in parts for line in part) == 10
-    longest = interval_table(
-        [rows[1] | {"name": "x" * 90}], titles, 80
-    )  # a metric at a time, where even one does not fit
-    assert len(longest.split("\n\n")) == 5
+    numbers = dict.fromkeys(titles, 1.0) | dict.fromkeys([f"{m}_ci" for m in titles], 0.5)
+    rows = [{"name": name} | numbers for name in ("base", "a_run_of_mine/agent_2 after agent_1")]
+    for width, parts in ((80, 2), (200, 1)):
+        table = interval_table(rows, titles, width)
+        assert max(map(len, table.splitlines())) <= width and len(table.split("\n\n")) == parts
+        assert table.count("1.000 ± 0.500") == 10
+
+
+HOSTILE = "| `x` **b** <script>alert(1)</script> [l](https://example.org) \n# h $y$ \x1b[31m \\"
+
+
+def test_texts_of_all_languages_are_shown_as_they_are():
+    """No-break spaces of French, the space of Japanese, joiners of Persian, joined emoji."""
+    for text in (
+        "prix\xa0: 5\u202f€",
+        "東京\u3000大阪",
+        "می\u200cخواهم",
+        "\U0001f469\u200d\U0001f467",
+    ):
+        assert one_line(text) == printable(text) == markdown(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred\r\tback\x85\x9b", "\\x1b[31mred\\r\\tback\\x85\\x9b"),
+        ("\u202e reversed \u2066\u200f", "\\u202e reversed \\u2066\\u200f"),
+        ("a\u2028b\u2029c\ufeff", "a\\u2028b\\u2029c\\ufeff"),
+        ("hidden \U000e0041", "hidden \\U000e0041"),
+        ("half \ud800 of a character", "half \\ud800 of a character"),
+    ],
+)
+def test_characters_that_act_are_shown_as_escapes(text, shown):
+    assert one_line(text) == printable(text) == shown
+
+
+def test_line_breaks_are_kept_where_a_text_has_lines():
+    assert printable("a\nb\r\n") == "a\nb\\r\n"
+    assert one_line("a\nb") == "a\\nb"
+    assert markdown("a\nb") == "a&#92;nb"
+
+
+def test_a_text_in_a_markdown_table_is_shown_as_it_is():
+    table = markdown_table(["a", "b"], [[HOSTILE, "end"]])
+    html = MarkdownIt("commonmark").enable("table").render(table)
+    shown = HOSTILE.replace("\n", "\\n").replace("\x1b", "\\x1b")
+    shown = shown.replace("<", "&lt;").replace(">", "&gt;")
+    assert re.findall(r"<td>(.*?)</td>", html) == [shown.strip(), "end"]

@@ -1,67 +1,31 @@
-"""The paper's claims judged on runs' folders written by hand."""
+"""The paper's claims, judged on frames made by hand."""
 
 import math
 import random
-import re
 import shutil
+from pathlib import Path
 
 import pandas as pd
 import pytest
-from handmade import make_run, write_settings
+from handmade import make_study
 
 from cory.errors import UserError
 from study import claims, estimates
-from study.frame import held_out_rows, join, of_run, write_study
-from study.intervals import Interval
+from study.estimates import CORY, PPO, end
+from study.frame import LIMIT, write_study
+from study.intervals import Interval, difference, ratio
 from study.plan import plan
-from study.results import Results
+
+ROLES = ("pioneer", "observer")
 
 
-def make_results(name, tmp_path, scale="tiny", seeds=5, passes=None, **values):
-    """The results of an experiment with `seeds` seeds: `values(label, settings)` gives what make_run takes.
+def rising(factor, distinct=1.0):
+    """Rewards rise by 0.1 an iteration, the observer earns 1 more; the KL grows in proportion to seed + 1."""
 
-    `passes`: pass@1 by the name of a model in an evaluation.
-    """
-    experiment = claims.experiment_of(name)
-    experiment.scales[scale].seeds[:] = range(seeds)
-    places = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
-    planned = plan(experiment, scale, places, tmp_path / "runs")
-    for item in planned:
-        if not item.folder.exists():
-            changes = {key: change(item.label, item.settings) for key, change in values.items()}
-            roles = item.settings["cory"]["num_agents"]
-            make_run(item.folder, item.seed, roles, item.settings["iterations"], **changes)
-            write_settings(item.folder, item.settings)
-    out = tmp_path / "results" / f"{name}_{scale}"
-    results = Results(out, name, scale, planned, experiment.over, experiment.baseline or "PPO")
-    parts = [
-        of_run(item.folder, results.columns(item) | {"seconds": None, "evaluation": "evaluate.py"})
-        for item in planned
-    ]
-    if passes:
-        groups = {item.folder.name: (item.group, item.seed) for item in planned}
-        rows = [
-            {"name": model, "pass@1": p, "pass@1_ci": 9.0, "pass@2": p + 0.1}
-            for model, p in passes.items()
-        ]
-        parts[0].held_out = held_out_rows(rows, groups)
-    out.mkdir(parents=True)
-    write_study(join(parts), out)
-    return out
+    def values(seed, k, role):
+        return 0.1 * k + (role == "observer"), factor * (1 + seed) * k, distinct if k else 1.0
 
-
-@pytest.fixture(autouse=True)
-def fresh_experiments():
-    """`make_results` changes the seeds of the experiments that are read."""
-    yield
-    claims.experiment_of.cache_clear()
-
-
-def judged(tmp_path):
-    """Estimate and outcome of each claim by its words."""
-    return {
-        row.claim.says: (row.estimate, row.outcome) for row in claims.judge(tmp_path / "results")
-    }
+    return values
 
 
 def verdict(low, high, *holds, n=5):
@@ -75,174 +39,102 @@ def test_a_verdict_is_where_the_interval_lies():
     assert verdict(-0.1, 0.1, -0.2, 0.2) == "reproduced"
     assert verdict(-0.3, 0.1, -0.2, 0.2) == "undecided"
     assert verdict(0.3, 0.4, -0.2, 0.2) == "contradicted"
-    with pytest.raises(estimates.Untested, match="no interval"):
-        verdict(math.nan, math.nan, 2, math.inf)
-    with pytest.raises(estimates.Untested, match="4 seeds of at least 5"):
-        verdict(2.1, 3, 2, math.inf, n=4)
+    for low, n in ((math.nan, 5), (2.1, 4)):
+        with pytest.raises(estimates.Untested):
+            verdict(low, low, 2, math.inf, n=n)
 
 
-def test_claims_of_the_curves_are_judged_by_their_rows(tmp_path):
-    def kl(label, settings):
-        return (6.0 if label == "PPO" else 1.0) + 0.01 * settings["seed"]
+def test_estimates_of_the_curves():
+    """By hand, of 40 iterations: the means of k are 4.5, 14.5, 19.5, 24.5, 34.5 in the first ten and so on."""
+    study = make_study({PPO: rising(6.0), CORY: rising(1.0)}, roles=ROLES)
+    study.runs[LIMIT] = 18
+    e = estimates
+    values = {
+        6.0: e.between(PPO, CORY, end("kl"), ratio),
+        # The agents' mean is 0.5 above PPO, whose gain is 3.45.
+        0.5 / 3.45: e.per_gain(CORY, PPO, "task_reward"),
+        1 / 3.95: e.share(CORY, e.distance_of_agents, e.gain),
+        -1.5: e.measured(PPO, e.decline),
+        1.95 / 3.95: e.share(CORY, e.early_gain, e.gain),
+        10 / 34.5: e.share(PPO, e.growth_of_kl, end("kl")),
+        15 / 19.5: e.share(PPO, e.second_half_of_kl, e.first_half_of_kl),
+        -1.0: e.agents(CORY, "task_reward", difference),
+        0.5: e.measured(PPO, e.share_of_limit),
+        # 3 more reward, and 0.3 times 30 times the KL of an iteration, which is 3 in the mean of the seeds.
+        3 - 0.3 * 30 * 3: e.measured(CORY, e.rise),
+        # PPO's runs all end above a KL of 50, CORY's but the first.
+        0.2: e.collapses,
+    }
+    for expected, estimate in values.items():
+        interval = estimate(study)
+        assert interval.value == pytest.approx(expected, rel=1e-6) and interval.n == 5
+    with pytest.raises(estimates.Untested):
+        e.measured("GRPO", e.gain)(study)
+    assert e.measured(CORY, e.gain)(study).low == pytest.approx(3.95)  # alike in all seeds
 
-    make_results(
-        "imdb_noise",
-        tmp_path,
-        "tiny_full_kl",
-        kl=kl,
-        reward=lambda label, settings: 0.1 * settings["seed"],
-    )
-    found = judged(tmp_path)
-    value, outcome = found["PPO's KL is more than twice CORY's"]
-    assert value.startswith("5.9") and value.endswith("n = 5") and outcome == "reproduced"
-    # rewards rise by 0.1 an iteration: 9 from the first ten to the last ten of 100
-    assert found["PPO's combined reward falls"] == (
-        "9.00 (9.00 to 9.00), n = 5",
-        "contradicted",
-    )
-    # agent_2 earns 1 more; the agents' rewards are 0.5 above PPO's, whose gain is 9.45
-    assert found["CORY's task reward is similar to PPO's"] == (
-        "0.05 (0.05 to 0.05), n = 5",
-        "reproduced",
-    )
-    assert found["agent_1 and agent_2 end close together"][0].startswith("0.10 (")
-    repeats = "PPO's texts repeat themselves, CORY's do not"
-    assert found[repeats] == ("", "no run's texts repeat themselves")
+
+def test_a_share_of_a_gain_that_may_be_0_has_no_interval():
+    def loses(seed, k, role):
+        return (-1.0 if k and seed == 0 else 0.1 * k), 1.0, 1.0
+
+    study = make_study({CORY: loses}, roles=ROLES)
+    assert math.isnan(estimates.share(CORY, estimates.early_gain, estimates.gain)(study).low)
 
 
-def test_texts_that_repeat_themselves_are_counted_by_run(tmp_path):
+def test_texts_that_repeat_themselves_are_counted_by_run():
     """From 1 at the start to 0.4 in all of PPO's runs and in one of five of CORY's."""
 
-    def distinct(label, settings):
-        return 0.4 if label == "PPO" or (label == "CORY" and settings["seed"] == 0) else 0.9
+    def cory(seed, k, role):
+        return 1.0, 1.0, (0.4 if k and seed == 0 else 1.0)
 
-    make_results("imdb_noise", tmp_path, "tiny_full_kl", distinct=distinct)
-    value, outcome = judged(tmp_path)["PPO's texts repeat themselves, CORY's do not"]
-    assert value.startswith("0.80 (") and outcome == "reproduced"
+    study = make_study({PPO: rising(0.0, distinct=0.4), CORY: cory}, roles=ROLES)
+    assert estimates.texts_collapse(study).value == pytest.approx(0.8)
+    for none in (estimates.texts_collapse, estimates.collapses):
+        with pytest.raises(estimates.Untested):
+            none(make_study({PPO: rising(0.0), CORY: rising(0.0)}, roles=ROLES))
 
 
-def test_pass_at_k_is_above_at_every_k_if_all_intervals_are(tmp_path):
-    passes = {"base": 0.3}
+def test_frontiers_and_values_are_compared_seed_by_seed():
+    points = {"PPO 1": (1, 6), "PPO 10": (2, 9), "CORY 1": (1, 1), "CORY 10": (4, 2)}
+    study = make_study(
+        {
+            name: lambda seed, k, role, of=of: (of[0] + seed, of[1] * (1 + k / 40), 1.0)
+            for name, of in points.items()
+        }
+    )
+    study.runs[["family", "value"]] = study.runs["group"].str.split(" ", expand=True).to_numpy()
+    assert estimates.sorted_values(study) == ["1", "10"]
+    of_all_values = estimates.by_seed(study, PPO, end("task_reward"))
+    assert of_all_values.tolist() == pytest.approx([1.5 + seed for seed in range(5)])
+    reward = estimates.values_apart(-1, 0, "task_reward", difference)(study)
+    assert reward[:3] == pytest.approx((3.0, 3.0, 3.0))
+    assert estimates.values_apart(0, -1, "kl", ratio)(study).value == pytest.approx(0.5)
+    assert estimates.frontiers_apart(study).value == pytest.approx(1.0, abs=0.2)
+    second, first = 34.5 - 19.5, 40 + 19.5
+    assert estimates.kl_accelerates(study).value == pytest.approx(second / first)
+
+
+def test_pass_at_k_is_above_at_every_k_if_all_intervals_are():
+    study = make_study({PPO: rising(1.0), CORY: rising(1.0)})
+    rows = [("base", None, "base", 1, 0.3, 0.5)]
     for seed in range(5):
-        passes[f"PPO-seed{seed}/agent_1"] = 0.5
-        passes[f"CORY-seed{seed}/agent_1"] = 0.4
-        passes[f"CORY-seed{seed}/agent_2"] = 0.5
-        passes[f"CORY-seed{seed}/agent_2 after agent_1"] = 0.9
-        passes[f"PPO-seed{seed}/agent_1 after itself"] = 0.9
-    make_results("gsm8k_credit", tmp_path, passes=passes)
-    found = judged(tmp_path)
-    assert found["CORY is above the base at every k"] == (
-        "0.15 (0.15 to 0.15), n = 5",
-        "reproduced",
-    )
-    assert found["CORY is above PPO at every k"][0].startswith("-0.05 ")
-    assert found["PPO's texts run on to the token limit"][0].startswith(f"{9 / 40:.2f}")
-
-
-def test_what_is_over_all_values_is_the_mean_of_each_seed(tmp_path):
-    def distinct(label, settings):
-        return 0.4 if label == "PPO" and settings["ppo"]["learning_rate"] > 2e-4 else 0.9
-
-    make_results("imdb_learning_rate", tmp_path, distinct=distinct)
-    found = judged(tmp_path)
-    rate = "PPO collapses at learning rates at which CORY is stable"
-    # At two of the four rates, every seed.
-    assert found[rate] == ("0.50 (0.50 to 0.50), n = 5", "reproduced")
-    # agent_2 earns 1 more than the pioneer of the first iteration, and rewards rise by 0.1 an iteration: the gain is
-    # 0.5 + 0.1 * 14.5 by iterations 11 to 20, and 0.5 + 0.1 * 94.5 at the end
-    assert (
-        found["CORY converges near iteration 10"][0] == f"{1.95 / 9.95:.2f} (0.20 to 0.20), n = 5"
-    )
-
-
-def test_frontiers_and_values_are_compared_seed_by_seed(tmp_path):
-    def kl(label, settings):
-        return (6.0 if label == "PPO" else 1.0) * (1 + settings["ppo"]["init_kl_coef"])
-
-    def weighted(label, settings):
-        return settings["cory"]["weight"] + 0.1 * settings["seed"]
-
-    make_results("imdb_frontier", tmp_path, kl=kl)
-    assert judged(tmp_path)["CORY's frontier lies outside PPO's"][1] == "reproduced"
-    make_results("imdb_cooperation", tmp_path / "other", reward=weighted, kl=lambda *_: 2.0)
-    found = judged(tmp_path / "other")
-    reward = found["cooperation gives more reward than competition"]
-    assert reward == ("2.00 (2.00 to 2.00), n = 5", "reproduced")
-    assert found["cooperation gives a lower KL than competition"][0] == "1.00 (1.00 to 1.00), n = 5"
-
-
-def test_claims_are_judged_by_the_seeds_that_every_group_has_ended(tmp_path):
-    def kl(label, settings):
-        return 6.0 if label == "PPO" and settings["seed"] < 5 else 1.0
-
-    out = make_results("imdb_noise", tmp_path, "tiny_full_kl", seeds=6, kl=kl)
-    name = "PPO's KL is more than twice CORY's"
-    assert judged(tmp_path)[name][0].endswith(", n = 6")
-    runs = pd.read_csv(out / "runs.csv", dtype=str, keep_default_na=False)
-    of_one_group = runs["group"] == "CORY, mean"  # no part of the claim, but of the experiment
-    runs[~(of_one_group & (runs["seed"] == "5"))].to_csv(out / "runs.csv", index=False)
-    # Without seed 5, whose KLs are equal.
-    assert judged(tmp_path)[name] == ("6.00 (6.00 to 6.00), n = 5 of 6 planned", "reproduced")
-    runs[~(of_one_group & runs["seed"].isin(["4", "5"]))].to_csv(out / "runs.csv", index=False)
-    assert judged(tmp_path)[name] == ("", "4 seeds of at least 5")
-
-
-def test_a_claim_without_an_interval_is_not_tested(tmp_path):
-    make_results("imdb_noise", tmp_path, "tiny_full_kl", kl=lambda label, settings: 0.0)
-    assert judged(tmp_path)["PPO's KL is more than twice CORY's"] == ("", "no interval")
-
-
-def test_the_page_has_a_row_for_each_regime_and_other_claims_once(tmp_path, capsys):
-    def page():
-        claims.command_line(["--results", str(tmp_path / "results"), "--out", str(file)])
-        capsys.readouterr()
-        text = file.read_text()
-        assert text.startswith("# The paper's claims\n")
-        return text.split("\n## Not tested\n")
-
-    file = tmp_path / "new/claims.md"
-    tested, untested = page()
-    assert "| the paper says |" not in tested
-    assert untested.count("\n* ") == len(claims.CLAIMS)
-    assert re.findall(r"^(.+):$", untested, re.MULTILINE) == [claims.WITHDRAWN]
-
-    for scale in ("tiny_full_kl", "tiny_sampled_kl"):
-        make_results("imdb_noise", tmp_path, scale, kl=lambda *_: 2.0, distinct=lambda *_: 0.4)
-    make_results("imdb_cooperation", tmp_path, seeds=3)
-    tested, untested = page()
-    of_imdb = [claim for claim in claims.CLAIMS if claim.experiments == claims.IMDB]
-    for claim in of_imdb:
-        rows = [line for line in tested.splitlines() if f"| {claim.number}: {claim.says} |" in line]
-        regimes = [row.split(" | ")[1] for row in rows]
-        assert regimes == ["imdb_noise at tiny_full_kl", "imdb_noise at tiny_sampled_kl"]
-    assert untested.count("\n* ") == len(claims.CLAIMS) - len(of_imdb)
-    assert "\nimdb_cooperation at tiny (3 seeds of at least 5):\n" in untested
-
-
-def test_two_folders_of_one_experiment_and_scale_are_refused(tmp_path):
-    """Which of them counts would be by their names."""
-    out = make_results("imdb_noise", tmp_path, "tiny_full_kl", seeds=2)
-    shutil.copytree(out, out.with_name("again"))
-    with pytest.raises(UserError, match=r"--results: .*again"):
-        claims.read_studies(tmp_path / "results")
+        rows.append((PPO, seed, "agent_1", 1, 0.5, 0.5))
+        rows += [(CORY, seed, agent, 1, p, p) for agent, p in (("agent_1", 0.4), ("agent_2", 0.5))]
+        rows.append((CORY, seed, "agent_2", 2, 0.9, 0.9))
+    columns = ["group", "seed", "agent", "calls", "pass@1", "pass@2"]
+    study.held_out = pd.DataFrame(rows, columns=columns)
+    assert estimates.passes(None)(study).value == pytest.approx(-0.05)
+    assert estimates.passes(PPO)(study)[:2] == pytest.approx((-0.05, -0.05))
 
 
 def test_two_agents_as_noisy_as_one_are_as_unsteady():
     """Not steadier, as the mean of their rewards would be."""
     noise = random.Random(0)
-    rewards = {
-        name: [noise.choice([-1.0, 1.0]) for _ in range(4000)] for name in ("agent_1", "agent_2")
-    }
     rows = [
-        {
-            "iteration": k,
-            "agent": name,
-            "role": ("pioneer", "observer")[(place + k // 5) % 2],
-            "task_reward": values[k],
-        }
+        {"iteration": k, "role": ROLES[(place + k // 5) % 2], "task_reward": noise.choice([-1.0, 1.0])}
         for k in range(4000)
-        for place, (name, values) in enumerate(rewards.items())
-    ]
+        for place in range(2)
+    ]  # fmt: skip
     run = pd.DataFrame(rows)
     one = estimates.unsteadiness(run[run["role"] == "pioneer"])
     # Of unit noise less a mean over 10 in which it is.
@@ -250,15 +142,63 @@ def test_two_agents_as_noisy_as_one_are_as_unsteady():
     assert estimates.unsteadiness(run) == pytest.approx(one, abs=0.02)
 
 
-def test_a_share_of_a_gain_that_may_be_0_has_no_verdict(tmp_path):
-    def drop(label, settings):
-        return 0.0 if settings["seed"] else 1.0
+SCALE = "tiny_full_kl"
+TWICE = "PPO's KL is more than twice CORY's"
 
-    out = make_results("imdb_learning_rate", tmp_path, reward=drop)
-    metrics = pd.read_csv(out / "metrics.csv.gz")
-    metrics.loc[
-        (metrics["seed"] == 0) & (metrics["iteration"] > 0), "task_reward"
-    ] = -1.0  # it loses, and gains nothing
-    metrics.to_csv(out / "metrics.csv.gz", index=False)
-    found = judged(tmp_path)["CORY converges near iteration 10"]
-    assert found == ("", "no interval")
+
+@pytest.fixture
+def results(tmp_path):
+    """Six seeds of each group of imdb_noise. In the last one, PPO's KL is as low as CORY's."""
+    experiment = claims.experiment_of("imdb_noise")
+    needs = dict.fromkeys(experiment.scales[SCALE].needs, "some/folder")
+    groups = {item.group for item in plan(experiment, SCALE, needs, Path("runs"))}
+
+    def kl(name):
+        return lambda seed, k, role: (1.0, 6.0 if name == PPO and seed < 5 else 1.0, 1.0)
+
+    study = make_study({name: kl(name) for name in groups}, roles=ROLES, seeds=6, iterations=20)
+    study.runs["experiment"] = "imdb_noise"
+    study.runs["scale"] = SCALE
+    folder = tmp_path / "results/noise"
+    folder.mkdir(parents=True)
+    write_study(study, folder)
+    return folder.parent
+
+
+def without(results, seeds):
+    """Deletes the rows of a group that no claim names, for these seeds."""
+    file = results / "noise/runs.csv"
+    runs = pd.read_csv(file, dtype=str, keep_default_na=False)
+    left_out = (runs["group"] == "CORY, mean") & runs["seed"].isin(seeds)
+    runs[~left_out].to_csv(file, index=False)
+
+
+def judged(results):
+    """Estimate and outcome of each claim by its words."""
+    return {row.claim.says: (row.estimate, row.outcome) for row in claims.judge(results)}
+
+
+def test_claims_are_judged_by_the_seeds_that_every_group_has_ended(results):
+    assert ", n = 6" in judged(results)[TWICE][0]
+    without(results, ["5"])  # whose KLs are equal
+    estimate, outcome = judged(results)[TWICE]
+    assert estimate.startswith("6.00 (6.00 to 6.00), n = 5 of ") and outcome == "reproduced"
+    without(results, ["4"])
+    assert judged(results)[TWICE][0] == ""
+
+
+def test_the_page_has_each_claim_once_or_with_its_verdict(results, tmp_path):
+    def page(folder):
+        out = tmp_path / "new/claims.md"
+        claims.command_line(["--results", str(folder), "--out", str(out)])
+        return out.read_text().split("\n## Not tested\n")
+
+    tested, untested = page(tmp_path / "none")
+    assert "| the paper says |" not in tested and untested.count("\n* ") == len(claims.CLAIMS)
+    tested, untested = page(results)
+    assert f": {TWICE} | imdb_noise at {SCALE} |" in tested
+    of_page = tested.count(f"| imdb_noise at {SCALE} |") + untested.count("\n* ")
+    assert of_page == len(claims.CLAIMS)
+    shutil.copytree(results / "noise", results / "again")
+    with pytest.raises(UserError, match=r"^--results: .*again"):
+        claims.read_studies(results)

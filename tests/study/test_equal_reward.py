@@ -5,7 +5,8 @@ import json
 import pandas as pd
 import pytest
 import yaml
-from handmade import compared, make_run, make_study
+from handmade import compared, make_study
+from written import write_run as make_run
 
 from study.collapse import collapse_times, collapses
 from study.equal_reward import common_levels, kl_at, running_means
@@ -68,27 +69,30 @@ def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
     assert rows[1]["difference"].startswith("+6.2 (")
 
 
+def stopped(folder, guard):
+    """Ends a run by hand after its recorded iterations, of 30 planned ones."""
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
+    summary = {"stopped": True, "stopped_by": guard}
+    (folder / "summary.json").write_text(json.dumps(summary))
+
+
 def test_a_run_whose_kl_ends_above_the_bound_has_collapsed_then(tmp_path):
     """The mean of its last ten iterations is below it. One that a lower guard has ended has not collapsed."""
-    for seed, guard in enumerate(["guards.stop_at_kl", "guards.stop_at_kl", None]):
-        folder = make_run(tmp_path / f"run-seed{seed}", seed=seed, iterations=12 if guard else 30)
-        if seed == 0:
-            *before, last = (folder / "metrics.jsonl").read_text().splitlines()
-            last = json.dumps(json.loads(last) | {"kl": 60.0})
-            (folder / "metrics.jsonl").write_text("\n".join([*before, last, ""]))
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
-        if guard:
-            summary = {"iterations": 12, "stopped": True, "stopped_by": guard}
-            (folder / "summary.json").write_text(json.dumps(summary))
+    make_run(tmp_path / "run-seed2", seed=2, iterations=30)
+    for seed in range(2):
+        folder = make_run(tmp_path / f"run-seed{seed}", seed=seed, iterations=12)
+        stopped(folder, "guards.stop_at_kl")
+    *before, last = (tmp_path / "run-seed0/metrics.jsonl").read_text().splitlines()
+    last = json.dumps(json.loads(last) | {"kl": 60.0})
+    (tmp_path / "run-seed0/metrics.jsonl").write_text("\n".join([*before, last, ""]))
 
     study = compared(tmp_path)
     write_study(study, tmp_path)
     for of_run in (study, read_study(tmp_path)):
         times = collapse_times(of_run).droplevel("group")
-        assert (
-            times["kl"].fillna(0).to_dict() == {0: 12, 1: 0, 2: 0} and times["texts"].isna().all()
-        )
+        assert times["kl"].fillna(0).to_dict() == {0: 12, 1: 0, 2: 0}
+        assert times["texts"].isna().all()
         assert of_run.final["collapsed"].astype(str).tolist() == ["True", "False", "False"]
         (row,) = collapses(of_run)
         assert (row["collapsed"], row["mean of min(T, 30)"]) == ("1 of 3", "24.0 ± 25.8")
@@ -129,17 +133,14 @@ def test_nothing_collapses_and_lengths_differ():
     study = make_study({"PPO": lambda *_: (1.0, 1.0, 1.0), "CORY": lambda *_: (1.0, 1.0, 1.0)})
     assert [row["difference"] for row in collapses(study)] == ["", ""]
     study.runs.loc[study.runs["group"] == "CORY", "planned"] = 50
-    with pytest.raises(ValueError, match=r"expected runs of one planned length, got \[40, 50\]"):
+    with pytest.raises(ValueError, match=r"\[40, 50\]"):
         collapses(study)
 
 
 def test_a_run_that_its_kl_has_ended_before_ten_iterations_counts_with_what_it_has(tmp_path):
     for seed, guard in enumerate(["guards.stop_at_kl", "guards.patience"]):
         folder = make_run(tmp_path / f"run-seed{seed}", seed=seed, iterations=4, kl=60.0)
-        config = yaml.safe_load((folder / "config.yaml").read_text())
-        (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
-        summary = {"iterations": 4, "stopped": True, "stopped_by": guard}
-        (folder / "summary.json").write_text(json.dumps(summary))
+        stopped(folder, guard)
     make_run(tmp_path / "run-seed2", seed=2, iterations=11)
     means = running_means(compared(tmp_path), "pioneer")
     assert means["seed"].tolist() == [2, 2, 0]

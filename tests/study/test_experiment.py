@@ -2,20 +2,26 @@
 
 import csv
 import gzip
-import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
-import yaml
+import torch
 from conftest import ROOT
-from handmade import make_run
+from written import write_run as make_run
+from written import write_settings
 
+from cory.agent import make_agents
+from cory.command import load
 from cory.errors import UserError
+from cory.trainer import CoryTrainer
+from imdb_train.config import ImdbConfig
+from imdb_train.task import make_task
 from study import engines, experiment
 from study.experiment_file import read_experiment
 from study.plan import plan
@@ -78,14 +84,11 @@ def test_a_key_about_several_agents_leaves_ppo_as_it_is(tmp_path):
         ("title:", "# title:", "title: "),
         ("over: ppo.learning_rate", "over: ppo.learning_rat", r"ppo\.learning_rat: "),
         ("imdb/tiny", "imdb/none", "config: "),
-        ("imdb_train/ppo.py", "imdb_train/pop.py", "script: "),
         ("imdb_train/ppo.py", "benchmarks/iteration.py", "script: "),
         ("values:", "evaluate: imdb_train/eval.py, values:", "evaluate: script: "),
         ("values:", "evaluate: imdb_train/evaluate.py --quries 8, values:", "evaluate: quries: "),
-        ("values:", "evaluate: cory.evaluate --queries 8, values:", "evaluate: script: "),
         ("flags: {cory", "at: {tyni: {seed: 1}}, flags: {cory", r"CORY\.at: "),
         ("over:", "baseline: APO\nover:", "baseline: "),
-        ("{script: imdb_train/cory.py, flags: {cory.exchange_period: 2}}", "{script: imdb_train/ppo.py}", "runs: "),
     ],
 )  # fmt: skip
 def test_a_wrong_experiment_is_refused_by_its_key(tmp_path, old, new, key):
@@ -94,21 +97,16 @@ def test_a_wrong_experiment_is_refused_by_its_key(tmp_path, old, new, key):
 
 
 def test_a_scale_that_is_none_or_needs_a_folder_is_refused(tmp_path):
-    with pytest.raises(UserError, match="scale: "):
+    with pytest.raises(UserError, match=r"scale: "):
         planned_in(tmp_path, scale="paper")
     needs = SMALL.replace("values:", "needs: [model.name], values:")
     with pytest.raises(UserError, match=r"--set: .*model\.name"):
         planned_in(tmp_path, needs)
-    assert (
-        planned_in(tmp_path, needs, changes={"model.name": "a/b"})[0].settings["model"]["name"]
-        == "a/b"
-    )
-
-
-@pytest.mark.parametrize("key", ["ppo.learning_rate", "cory.exchange_period", "seed"])
-def test_a_key_that_the_experiment_varies_is_not_set_for_all(tmp_path, key):
-    with pytest.raises(UserError, match=f"--set: .*{key}"):
-        planned_in(tmp_path, changes={key: "7"})
+    planned = planned_in(tmp_path, needs, changes={"model.name": "a/b"})
+    assert planned[0].settings["model"]["name"] == "a/b"
+    for key in ("ppo.learning_rate", "cory.exchange_period", "seed"):  # which it varies
+        with pytest.raises(UserError, match=f"--set: .*{key}"):
+            planned_in(tmp_path, changes={key: "7"})
 
 
 JUDGE = """
@@ -144,8 +142,7 @@ def judged(tmp_path, monkeypatch):
             made.append(item)
             if not item.folder.exists():
                 make_run(item.folder, item.seed, iterations=3)
-                settings = json.loads(json.dumps(item.settings)) | {"versions": {"commit": "abc"}}
-                (item.folder / "config.yaml").write_text(yaml.safe_dump(settings))
+                write_settings(item.folder, item.settings | {"versions": {"commit": "abc"}})
                 for name in ("agent_1", "checkpoints"):
                     (item.folder / name).mkdir()
                     (item.folder / name / "weights").write_bytes(b"0" * 500_000)
@@ -232,7 +229,7 @@ def test_a_group_takes_the_rows_of_another_experiment(tmp_path, judged):
 def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path, judged):
     (tmp_path / "runs/tiny/trial/evaluation").mkdir(parents=True)
     (tmp_path / "runs/tiny/trial/evaluation/fail").touch()
-    with pytest.raises(UserError, match="no run has ended well"):
+    with pytest.raises(UserError):
         trial(tmp_path)
     assert len(list((tmp_path / "runs").rglob("checkpoints"))) == 4
     (tmp_path / "runs/tiny/trial/evaluation/fail").unlink()
@@ -245,44 +242,77 @@ def test_agents_are_removed_if_asked_but_for_the_first_run_s(tmp_path, judged):
     assert [path.parent for path in (tmp_path / "runs").rglob("agent_1")] == [judged[0].folder]
 
 
-TWO = """
-title: A trial
-question: Does it run?
-runs:
-  PPO: {script: imdb_train/ppo.py}
-  CORY: {script: imdb_train/cory.py}
-scales:
-  tiny: {config: "configs/imdb/tiny.yaml", seeds: [0],
-         flags: {iterations: 8, ppo.batch_size: 8, ppo.mini_batch_size: 8}}
+STOPPED = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+pathlib.Path("ready").touch()
+time.sleep(60)
 """
 
 
-def test_an_experiment_that_is_interrupted_continues_to_the_same_rows(tmp_path):
-    (tmp_path / "trial.yaml").write_text(TWO)
+def test_programs_run_on_this_machine_and_are_ended_with_it(tmp_path):
+    first, second, third = planned_in(tmp_path)[:3]
 
-    def driver(out: str) -> subprocess.Popen:
-        command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", out]
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    def program(item, code):
+        return replace(item, command=[sys.executable, "-c", code], cwd=tmp_path)
+
+    counts = program(first, "import os; print(os.environ['OMP_NUM_THREADS'])")
+    fails = program(second, "raise SystemExit(3)")
+    ended = {}
+
+    def note(item, status, seconds):
+        ended[item.folder] = status
+
+    engines.run_here([counts, fails], 2, 5, note)
+    assert ended == {first.folder: 0, second.folder: 3} and counts.log.read_text() == "5\n"
+
+    def end_it():
+        while not (tmp_path / "ready").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=end_it).start()
+    with pytest.raises(KeyboardInterrupt):
+        engines.run_here([program(third, STOPPED), counts], 1, 1, note)
+    assert ended[third.folder] == 143 and counts.log.read_text() == "5\n"
+
+
+ONE = """
+title: A trial
+question: Does it run?
+runs: {PPO: {script: imdb_train/ppo.py}}
+scales:
+  tiny: {config: "configs/imdb/tiny.yaml", seeds: [0],
+         flags: {iterations: 20, ppo.batch_size: 8, ppo.mini_batch_size: 8, device: cpu}}
+"""
+
+
+@pytest.mark.slow
+def test_an_experiment_that_is_interrupted_continues_to_the_same_rows(tmp_path):
+    (item,) = planned_in(tmp_path, ONE)
+    command = [sys.executable, "-m", "study.experiment", "trial.yaml", "--runs", "a", "--out"]
+
+    def driver() -> subprocess.Popen:
         return subprocess.Popen(
-            [*command, "--out", f"{out}/rows"],
-            cwd=tmp_path, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            [*command, "a/rows"], cwd=tmp_path, text=True,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(torch.get_num_threads())},
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    stopped = driver("a")
-    while not (tmp_path / "a/tiny/trial/PPO-seed0/metrics.jsonl").exists():
+    stopped = driver()
+    run = tmp_path / "a/tiny/trial/PPO-seed0"
+    while not (run / "metrics.jsonl").exists():
         assert stopped.poll() is None, stopped.communicate()
         time.sleep(0.05)
     stopped.send_signal(signal.SIGTERM)
     out, _ = stopped.communicate(timeout=120)
-    assert stopped.returncode == 130 and "PPO-seed0: stopped" in out, out
-    assert list((tmp_path / "a/tiny/trial/PPO-seed0/checkpoints").glob("iter-*"))
-    assert not Path(tmp_path / "a/rows/runs.csv").exists()
-    for folder in ("a", "b"):
-        continued = driver(folder)
-        out, _ = continued.communicate(timeout=300)
-        assert continued.returncode == 0, out
-    for name in ("metrics.csv.gz", "final.csv"):
-        assert (tmp_path / "a/rows" / name).read_bytes() == (
-            tmp_path / "b/rows" / name
-        ).read_bytes()
+    assert stopped.returncode == 130, out
+    assert list((run / "checkpoints").glob("iter-*"))
+    assert not (tmp_path / "a/rows/runs.csv").exists()
+    continued = driver()
+    out, _ = continued.communicate(timeout=300)
+    assert continued.returncode == 0, out
     assert (tmp_path / "a/rows/first_run.json").exists()
+    config = load(ImdbConfig, None, item.command[2:], single_agent=True)
+    whole = CoryTrainer(config, make_agents(config), make_task(config)).train().folder
+    assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()

@@ -44,13 +44,6 @@ def test_the_kl_is_that_of_the_polynomials_at_one_length():
     assert fitted_kl(rows, 1.0, 10.0) == pytest.approx(kl_at(first, 10.0), rel=1e-6)
 
 
-def test_lengths_that_are_all_alike_have_no_effect():
-    rows = run_of().assign(response_tokens=16.0)
-    k = rows["iteration"].to_numpy()
-    rows = rows.assign(task_reward=reward_at(k, 9.0), kl=kl_at(k, 9.0))
-    assert fitted_kl(rows, 1.0, 9.0) == pytest.approx(np.exp(0.6), rel=1e-6)
-
-
 def test_a_run_that_never_reaches_the_level_has_no_kl():
     assert np.isnan(fitted_kl(run_of(), 5.0, 9.0))
     assert np.isnan(fitted_kl(run_of(lambda k, length: 0 * k), 1.0, 9.0))
