@@ -116,7 +116,7 @@ FAULTS = [
     ),
     Fault(
         "rloo_with_itself", "cory/learners/losses.py",
-        'if algorithm in ("rloo", "reinforce"):', 'if algorithm == "reinforce":', GROUP,
+        "centred = centred * group_size / (group_size - 1)", "pass", GROUP,
     ),
     Fault(
         "deviation_across_groups", "cory/learners/losses.py",
@@ -158,7 +158,7 @@ FAULTS = [
     ),
     Fault(
         "last_stop_text", "cory/models/text.py",
-        "min((text.split(end)[0] for end in stop)", "max((text.split(end)[0] for end in stop)",
+        "for end in stop), key=len,", "for end in stop), key=lambda text: -len(text),",
         "tests/tasks/test_gsm8k.py tests/models tests/tasks",
     ),
     Fault(
@@ -195,7 +195,7 @@ FAULTS = [
     ),
     Fault(
         "patience_with_ties", "cory/run/callbacks.py",
-        "if _sum_of_rewards(rewards) > largest:", "if _sum_of_rewards(rewards) >= largest:",
+        " > largest:", " >= largest:",
         "tests/run/test_early_stopping.py tests/run",
     ),
     Fault(
