@@ -13,7 +13,7 @@ from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig, ParallelConfig
 from cory.errors import UserError
 from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory
-from cory.run import clock
+from cory.run import measure
 
 DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
 
@@ -55,15 +55,15 @@ def test_only_gpus_in_use_are_asked(monkeypatch):
     waited_for = []
     monkeypatch.setattr(torch.cuda, "synchronize", waited_for.append)
     seconds = {}
-    with clock.timed(seconds, "generate"):
+    with measure.timed(seconds, "generate"):
         pass
     assert waited_for == []  # on a machine with GPUs, too, none of which is used
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", [2**20, 0, 3 * 2**20].__getitem__)
-    with clock.timed(seconds, "generate"):
+    with measure.timed(seconds, "generate"):
         pass
-    assert waited_for == [0, 2] and clock.peak_memory_mb() == 3
+    assert waited_for == [0, 2] and measure.peak_memory_mb() == 3
 
 
 def with_devices(config, folder: Path):
