@@ -9,7 +9,7 @@ A table stands on a page between two comments, of which the first says how it is
     <!-- end -->
 
 A page with a line such as `<!-- frozen: c0f7e9e -->`, the commit that made it, is left as it is: the code no longer has
-what it measures. A table whose folder has no rows yet says so.
+what it measures. Where the folder of an experiment has no rows yet, the table says so.
 
 Each takes a folder under results/; `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
 `groups` names the groups, `metric` or `metrics` (with commas) what is shown. `primary` has a row in any role and one of
@@ -120,9 +120,9 @@ def beaten_table(study: Study, calls: str = "0") -> Rows:
     return beaten(study, int(calls))
 
 
-def collapses_table(study: Study, groups: str = "") -> Rows:
-    """The time to collapse, by group."""
-    return collapses(study, _listed(groups, "|"))
+def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
+    """The time to collapse, by group; `primary` names the groups whose differences are corrected for."""
+    return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
 KINDS: dict[str, Callable[..., Rows]] = {
@@ -178,13 +178,21 @@ def table(description: str) -> str:
         raise UserError(
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
-    if not (ROOT / "results" / source / "runs.csv").exists():
+    if _awaits_rows(source):
         return NOT_RUN
     try:
         _check_names(_study(source), options)
         return markdown_table(KINDS[kind](_study(source), **options))
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
+
+
+def _awaits_rows(source: str) -> bool:
+    """Whether a folder under results/ has no rows, and its name begins with that of an experiment."""
+    if (ROOT / "results" / source / "runs.csv").exists():
+        return False
+    experiments = (ROOT / "configs/experiments").glob("*.yaml")
+    return any(source.startswith(file.stem) for file in experiments)
 
 
 def _check_names(study: Study, options: Mapping[str, str]) -> None:

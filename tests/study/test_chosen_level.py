@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from handmade import make_study
 
+from cory.errors import UserError
 from study import tables
+from study.collapse import collapses
 from study.equal_reward import at_chosen_levels, chosen_level, fitted_kl
 from study.frontier import apart, beaten, frontiers_apart
 
@@ -125,4 +127,22 @@ def test_hypervolumes_are_apart_seed_by_seed():
 
 def test_a_table_without_rows_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROOT", tmp_path)
-    assert tables.table("held_out imdb_none") == "Not run yet.\n"
+    (tmp_path / "configs/experiments").mkdir(parents=True)
+    (tmp_path / "configs/experiments/trial.yaml").touch()
+    assert tables.table("held_out trial_full_kl") == "Not run yet.\n"
+    with pytest.raises(UserError):
+        tables.table("held_out other")
+
+
+def test_a_tick_of_times_to_collapse_is_corrected_for():
+    """PPO collapses after 20 iterations or so, the others later or not at all."""
+
+    def collapsing(after):
+        return lambda seed, k, role: (0.0, 60.0 if k > after + seed % 2 else 1.0, 1.0)
+
+    groups = {"PPO": collapsing(20), "late": collapsing(25), "noisy": collapsing(21)}
+    rows = {row["group"]: row for row in collapses(make_study(groups), primary=["late"])}
+    assert rows["late"]["difference"].endswith("higher ✓")
+    assert rows["noisy"]["difference"].endswith("higher")
+    with pytest.raises(LookupError, match="none"):
+        collapses(make_study(groups), primary=["none"])
