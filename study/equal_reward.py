@@ -127,29 +127,29 @@ def at_chosen_levels(
     length = typical_length(study)
     first = study.of_seeds(sorted(study.runs["seed"].unique())[:FIRST_SEEDS])
     lines = []
-    levels = []
+    chosen = []
     for ours, rival, role in compared:
         level = chosen_level(first, (ours, rival), role, candidates, rise)
         of_role = _of_role(study, role)
         of_pair = of_role[of_role["group"].isin((ours, rival))]
         by_run = _values_by_run(of_pair, [] if level is None else [level], length, rise)
         lines.append(_compared(by_run, (ours, rival), role))
-        levels.append(level)
+        chosen.append("none" if level is None else f"{level:g}")
 
-    ratios = [
-        line.intervals.get(f"ratio at {level:g}") if level is not None else None
-        for line, level in zip(lines, levels, strict=True)
-    ]
-    holds = holm([math.nan if interval is None else interval.p for interval in ratios])
+    p_values = []
+    for line, level_text in zip(lines, chosen, strict=True):
+        interval = line.intervals.get(f"ratio at {level_text}")
+        p_values.append(math.nan if interval is None else interval.p)
+    holds = holm(p_values) if corrected else [False] * len(lines)
+
     rows = []
-    for line, level, held in zip(lines, levels, holds, strict=True):
-        at = f" at {0 if level is None else level:g}"
-        row = line.row([f"ratio{at}"] if held and corrected else [])
-        shown = {key: row[key] for key in AT_THE_END}
-        shown["rise" if rise else "level"] = "none" if level is None else f"{level:g}"
-        rows.append(
-            shown | {f"{key} there": row.get(key + at, "") for key in ("KL", "ratio", "runs")}
-        )
+    for line, level_text, held in zip(lines, chosen, holds, strict=True):
+        row = line.row([f"ratio at {level_text}"] if held else [])
+        shown = {title: row[title] for title in AT_THE_END}
+        shown["rise" if rise else "level"] = level_text
+        for title in ("KL", "ratio", "runs"):
+            shown[f"{title} there"] = row.get(f"{title} at {level_text}", "")
+        rows.append(shown)
     return rows
 
 
