@@ -1,11 +1,14 @@
 """Runs that start from the agents of other runs of their experiment."""
 
 import pytest
-from handmade import make_run
+from handmade import make_run, write_settings
 from test_experiment import planned_in
 
 from cory.errors import UserError
 from study import engines, experiment
+from study.experiment_file import read_experiment
+from study.plan import plan
+from study.results import Results
 
 TRIAL = """
 title: A trial
@@ -81,3 +84,26 @@ def test_agents_from_which_others_start_are_not_discarded(tmp_path, monkeypatch)
 def _folder(path):
     path.mkdir(exist_ok=True)
     return path
+
+
+def results_of(tmp_path, name, folder, text, scale="tiny"):
+    """The results of an experiment in a folder under results/, and its runs."""
+    (tmp_path / f"{name}.yaml").write_text(text)
+    planned = plan(read_experiment(tmp_path / f"{name}.yaml"), scale, {}, tmp_path / "runs")
+    out = tmp_path / "results" / folder
+    return Results(out, name, scale, planned, None, "PPO"), planned
+
+
+def test_rows_are_taken_from_the_folder_that_has_them_at_the_scale(tmp_path):
+    text = TRIAL.partition("  reader:")[0] + "scales:" + TRIAL.partition("scales:")[2]
+    text += '  large: {config: "configs/imdb/tiny.yaml", seeds: [3], flags: {iterations: 4}}\n'
+    for folder, scale in (("first", "large"), ("first_small", "tiny")):
+        results, (item, *_) = results_of(tmp_path, "first", folder, text, scale)
+        make_run(item.folder, item.seed, iterations=item.settings["iterations"])
+        write_settings(item.folder, item.settings)
+        results.add_run(item, 1.0)
+    again = text.replace("ppo.py}", "ppo.py, from: first}")
+    for scale, iterations in (("tiny", 3), ("large", 4)):
+        results, planned = results_of(tmp_path, "second", f"second_{scale}", again, scale)
+        assert [results.has(item) for item in planned] == [True, False][: len(planned)]
+        assert list(results.study.runs["iterations"]) == [iterations]
