@@ -12,7 +12,7 @@ import pandas as pd
 from study.cells import Rows, mean_cell
 from study.comparison import points
 from study.equal_reward import worded
-from study.frame import Study
+from study.frame import RUN, Study
 from study.held_out import CALLS, held_out_by_seed
 from study.intervals import Interval, holm, hypervolume, nondominated, over_seeds
 
@@ -114,4 +114,4 @@ def _held_out_points(study: Study, calls: int) -> pd.DataFrame:
         name: held_out_by_seed(study, metric, calls).stack() for name, metric in columns.items()
     }
     values = pd.DataFrame(by_run).reset_index()
-    return values.merge(study.runs[["group", "seed", "family", "value"]], on=["group", "seed"])
+    return study.runs[[*RUN, "family", "value"]].merge(values, on=RUN)

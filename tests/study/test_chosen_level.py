@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from handmade import make_study
 
@@ -113,6 +114,35 @@ def test_a_run_is_beaten_where_a_frontier_earns_more_at_its_kl():
     assert rows["CORY", "1"]["beaten by PPO"] == "0 of 5"  # PPO has no KL as low
     assert rows["CORY", "2"]["beaten by PPO"] == "0 of 5"
     assert rows["PPO", "1"]["beaten by PPO"] == ""
+
+
+def test_held_out_the_kl_of_both_calls_counts():
+    """In one call CORY's frontier beats PPO's first run; in two, with the KL of both, PPO's beats CORY's. The others have
+    the highest task reward, which no frontier exceeds.
+    """
+    study = frontier_study()
+    names = [name for name in study.groups if not name.startswith("lazy")]
+    points = {("PPO", 1): 1.0, ("CORY", 1): 0.5, ("PPO", 2): 1.0, ("CORY", 2): 2.0}
+    study.held_out = pd.DataFrame(
+        {
+            "group": name,
+            "seed": seed,
+            "answers": "agent_1" if calls == 1 else "agent_1 after itself",
+            "agent": "agent_1",
+            "calls": calls,
+            "task_reward": float(name[-1]),
+            "kl": 0.1,
+            "chain_kl": float(name[-1]) * points[name.partition(",")[0], calls],
+        }
+        for name in names
+        for seed in range(5)
+        for calls in (1, 2)
+    ).astype({"seed": "Int64"})
+    once, twice = (beaten(study, calls) for calls in (1, 2))
+    assert [row["beaten by CORY"] for row in once] == ["5 of 5", "0 of 5", "", ""]
+    assert [row["beaten by PPO"] for row in twice] == ["", "", "5 of 5", "0 of 5"]
+    with pytest.raises(LookupError, match="3"):
+        beaten(study, 3)
 
 
 def test_hypervolumes_are_apart_seed_by_seed():
