@@ -117,8 +117,9 @@ def test_a_run_is_beaten_where_a_frontier_earns_more_at_its_kl():
 
 
 def test_held_out_the_kl_of_both_calls_counts():
-    """In one call CORY's frontier beats PPO's first run; in two, with the KL of both, PPO's beats CORY's. The others have
-    the highest task reward, which no frontier exceeds.
+    """In one call CORY's frontier beats PPO's first run; in two, by the KL of both, PPO's beats CORY's.
+
+    The second runs have the highest task reward, which no frontier exceeds.
     """
     study = frontier_study()
     names = [name for name in study.groups if not name.startswith("lazy")]
