@@ -156,12 +156,12 @@ def at_chosen_levels(
 def chosen_level(
     study: Study, names: tuple[str, str], role: str, candidates: Sequence[float], rise: bool = False
 ) -> float | None:
-    """The highest of some levels that 90 % of the runs of two groups reach, and that is above the
-    start of both; None: there is none. With `rise`, levels are above a run's own start.
+    """The highest of some levels that is above every group's start and that 90 % of the runs of two
+    groups reach; None: there is none. With `rise`, levels are above a run's own start.
     """
     of_role = _of_role(study, role)
     of_pair = of_role[of_role["group"].isin(names)]
-    at_start = of_pair[of_pair["iteration"] == 0].groupby("group")["task_reward"].mean()
+    at_start = of_role[of_role["iteration"] == 0].groupby("group")["task_reward"].mean()
     length = typical_length(study)
     for level in sorted(candidates, reverse=True):
         by_run = _values_by_run(of_pair, [level], length, rise)

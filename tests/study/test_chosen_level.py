@@ -40,7 +40,8 @@ def test_the_level_is_the_highest_that_the_first_seeds_reach(study):
     names = ("reader", "partner")
     assert chosen_level(first, names, "observer", LEVELS) == 1.1
     assert chosen_level(first, names, "observer", [1.3, 1.5]) is None
-    # The reader's observer begins at 0.4.
+    # The reader's observer begins at 0.4, also where others are compared.
+    assert chosen_level(first, ("partner", "partner"), "observer", [0.4]) is None
     assert chosen_level(first, names, "observer", [0.3, 0.4]) is None
     assert chosen_level(first, names, "observer", [0.3, 0.41]) == 0.41
     # From 0.4 the reader comes 0.78 higher, but above 0.4 begins neither.
