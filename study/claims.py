@@ -42,7 +42,6 @@ from study.estimates import (
     share_of_limit,
     texts_collapse,
     unsteadiness,
-    values_apart,
 )
 from study.experiment_file import Experiment, read_experiment
 from study.frame import Study, read_study
@@ -57,6 +56,7 @@ SIMILAR = 0.2  # of the gain in task reward: values this far apart count as simi
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
+COMPETITION = "CORY, weight -1"
 IMDB, GSM8K = ("imdb_noise",), ("gsm8k_credit",)
 ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
 RATES, FRONTIERS = ("imdb_learning_rate",), ("imdb_frontier",)
@@ -132,9 +132,9 @@ CLAIMS = [
     Claim("E6", "PPO's KL accelerates at the smallest rate", "KL, second half's gain / first half's", MORE, RATES,
           kl_accelerates),
     Claim("E7", "cooperation gives more reward than competition", "task reward, coefficient 1 - coefficient -1", ABOVE,
-          COOPERATION, values_apart(-1, 0, "task_reward", difference)),
+          COOPERATION, between(CORY, COMPETITION, end("task_reward"), difference)),
     Claim("E7", "cooperation gives a lower KL than competition", "KL, coefficient -1 / coefficient 1", MORE,
-          COOPERATION, values_apart(0, -1, "kl", ratio)),
+          COOPERATION, between(COMPETITION, CORY, end("kl"), ratio)),
     Claim("E8", "PPO's texts repeat themselves, CORY's do not",
           "share of runs whose distinct-2 falls below half of the first iteration's, PPO - CORY", ABOVE, IMDB,
           texts_collapse),

@@ -8,7 +8,7 @@ import pandas as pd
 from study.cells import Rows
 from study.equal_reward import of_group, worded
 from study.frame import LAST, RUN, Study, with_share
-from study.intervals import difference, over_seeds
+from study.intervals import difference, holm, over_seeds
 
 
 def collapse_times(study: Study) -> pd.DataFrame:
@@ -41,12 +41,15 @@ def collapse_times(study: Study) -> pd.DataFrame:
     return pd.DataFrame.from_dict(times, orient="index", columns=["kl", "texts"]).rename_axis(RUN)
 
 
-def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
+def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] = ()) -> Rows:
     """By group: how many runs collapsed on their way, by what, and the mean time to it, with the difference to the
     baseline.
 
+    A ✓ stands where the difference of a `primary` group also holds when all of these are corrected for (Holm).
+
     Raises:
         ValueError: runs of several planned lengths.
+        LookupError: no run of a primary group.
     """
     if not len(study.metrics):  # of a folder without metrics.csv.gz
         return []
@@ -54,6 +57,15 @@ def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
     times = by_cause.min(axis=1)
     longest = _planned(study)
     bounded = times.fillna(longest)
+
+    differences = {}
+    for name in primary:
+        ours, rival = of_group(bounded, name), of_group(bounded, study.base_of(name))
+        if not len(ours):
+            raise LookupError(f"no group {name!r} among {study.groups}")
+        differences[name] = difference(ours, rival)
+    tests = holm([interval.p for interval in differences.values()])
+    holds = dict(zip(differences, tests, strict=True))
     rows = []
     for name in groups or study.groups:
         n = len(of_group(times, name))
@@ -71,7 +83,9 @@ def collapses(study: Study, groups: Sequence[str] = ()) -> Rows:
                 f"mean of min(T, {longest})": over_seeds(ours).plus_minus(1),
                 "difference": ""
                 if name == base or not times.notna().any()
-                else worded(difference(ours, of_group(bounded, base)), "+.1f", equal=0.0),
+                else worded(
+                    difference(ours, of_group(bounded, base)), "+.1f", 0.0, holds.get(name, False)
+                ),
             }
         )
     return rows

@@ -61,6 +61,9 @@ def run_here(planned: Sequence[Planned], jobs: int, threads: int | None, ended: 
     running: set[subprocess.Popen[bytes]] = set()
 
     def run(item: Planned) -> None:
+        if item.missing:
+            ended(item, item.missing, 0.0)
+            return
         started = time.perf_counter()
         process = start(item.command, item.cwd, item.log, threads)
         running.add(process)

@@ -21,6 +21,8 @@ ALIKE = (0.8, 1.25)  # two KLs whose ratio's interval lies between these are ali
 CORRECTED = "✓"
 SHARE = 0.9  # of the runs of every group that must reach a level
 ANY = "any"  # of the roles
+FIRST_SEEDS = 5  # which choose a level
+AT_THE_END = ("group", "against", "role", "n", "task reward", "difference", "KL", "ratio")
 DEGREE = 4  # of the polynomials in the iteration
 STEP = 0.1  # of an iteration
 
@@ -105,15 +107,80 @@ def primary(
     ]
 
 
+def at_chosen_levels(
+    study: Study,
+    compared: Sequence[tuple[str, str, str]],
+    candidates: Sequence[float],
+    rise: bool = False,
+    corrected: bool = False,
+) -> Rows:
+    """By pair of groups and role: the end, and KL at the level that the first seeds choose.
+
+    `chosen_level` has the rule.
+
+    Args:
+        compared: ours, the rival, and the role, or `any`.
+        candidates: levels of task reward, of which each pair has one; with `rise`, above a run's own start.
+        corrected: whether the ratios at the level are primary: a ✓ stands where one also holds when all of them are
+            corrected for (Holm).
+    """
+    length = typical_length(study)
+    first = study.of_seeds(sorted(study.runs["seed"].unique())[:FIRST_SEEDS])
+    lines = []
+    chosen = []
+    for ours, rival, role in compared:
+        level = chosen_level(first, (ours, rival), role, candidates, rise)
+        of_role = _of_role(study, role)
+        of_pair = of_role[of_role["group"].isin((ours, rival))]
+        by_run = _values_by_run(of_pair, [] if level is None else [level], length, rise)
+        lines.append(_compared(by_run, (ours, rival), role))
+        chosen.append("none" if level is None else f"{level:g}")
+
+    p_values = []
+    for line, level_text in zip(lines, chosen, strict=True):
+        interval = line.intervals.get(f"ratio at {level_text}")
+        p_values.append(math.nan if interval is None else interval.p)
+    holds = holm(p_values) if corrected else [False] * len(lines)
+
+    rows = []
+    for line, level_text, held in zip(lines, chosen, holds, strict=True):
+        row = line.row([f"ratio at {level_text}"] if held else [])
+        shown = {title: row[title] for title in AT_THE_END}
+        shown["rise" if rise else "level"] = level_text
+        for title in ("KL", "ratio", "runs"):
+            shown[f"{title} there"] = row.get(f"{title} at {level_text}", "")
+        rows.append(shown)
+    return rows
+
+
+def chosen_level(
+    study: Study, names: tuple[str, str], role: str, candidates: Sequence[float], rise: bool = False
+) -> float | None:
+    """The highest of some levels that is above every group's start and that 90 % of the runs of two
+    groups reach; None: there is none. With `rise`, levels are above a run's own start.
+    """
+    of_role = _of_role(study, role)
+    of_pair = of_role[of_role["group"].isin(names)]
+    at_start = of_role[of_role["iteration"] == 0].groupby("group")["task_reward"].mean()
+    length = typical_length(study)
+    for level in sorted(candidates, reverse=True):
+        by_run = _values_by_run(of_pair, [level], length, rise)
+        is_above = rise or level > at_start.max()
+        if is_above and by_run[f"KL at {level:g}"].notna().mean() >= SHARE:
+            return level
+    return None
+
+
 def typical_length(study: Study) -> float:
     """The length of responses at which task reward and KL are compared: the mean over a study's runs."""
     return float(study.metrics.groupby(RUN)["response_tokens"].mean().mean())
 
 
-def fitted_kl(rows: pd.DataFrame, level: float, length: float) -> float:
+def fitted_kl(rows: pd.DataFrame, level: float, length: float, rise: bool = False) -> float:
     """The KL where the fitted task reward first reaches a level, of one agent's rows; NaN if it never does.
 
     Task reward and log KL are each, by least squares, a polynomial in the iteration plus a multiple of the length.
+    `rise`: the level is above the fitted task reward of the first iteration.
     """
     if len(rows) < DEGREE + 2:
         return math.nan
@@ -131,7 +198,8 @@ def fitted_kl(rows: pd.DataFrame, level: float, length: float) -> float:
         at_length = np.full(len(grid), length - lengths.mean())
         return np.column_stack([np.vander(grid / span, DEGREE + 1), at_length]) @ coefficients
 
-    reached = fit(rows["task_reward"].to_numpy(float), np.full(len(rows), True)) >= level
+    reward = fit(rows["task_reward"].to_numpy(float), np.full(len(rows), True))
+    reached = reward >= (reward[0] + level if rise else level)
     positive = kl > 0  # not before the first update, nor everywhere if it is estimated from samples
     if not reached.any() or positive.sum() < DEGREE + 2:
         return math.nan
@@ -165,16 +233,19 @@ def _of_role(study: Study, role: str) -> pd.DataFrame:
     return study.metrics.groupby([*RUN, "agent", "iteration"])[columns].mean().reset_index()
 
 
-def _values_by_run(metrics: pd.DataFrame, levels: Sequence[float], length: float) -> pd.DataFrame:
+def _values_by_run(
+    metrics: pd.DataFrame, levels: Sequence[float], length: float, rise: bool = False
+) -> pd.DataFrame:
     """By run, each quantity by the title of its column, over the run's agents.
 
-    Means at the end, geometric means at a level, which a run reaches where all its agents do.
+    Means at the end, geometric means at a level, which a run reaches where all its agents do. `rise`: levels of the fit
+    are above its own start.
     """
     ends = last(metrics).groupby([*RUN, "agent"])[["task_reward", "kl"]].mean()
     by_run = ends.groupby(RUN).mean().rename(columns={"task_reward": "task reward", "kl": "KL"})
     agents = list(metrics.groupby([*RUN, "agent"]))
     for level in levels:
-        fitted = {agent: fitted_kl(rows, level, length) for agent, rows in agents}
+        fitted = {agent: fitted_kl(rows, level, length, rise) for agent, rows in agents}
         passed = {agent: first_passage_kl(rows, level) for agent, rows in agents}
         by_run[f"KL at {level:g}"] = _over_agents(fitted, ends.index)
         by_run[f"KL, first passage of {level:g}"] = _over_agents(passed, ends.index)

@@ -12,7 +12,8 @@ import pandas as pd
 
 from study.collapse import collapse_times
 from study.frame import LAST, LIMIT, Study
-from study.intervals import Interval, difference, hypervolume, over_seeds
+from study.frontier import apart
+from study.intervals import Interval, difference, over_seeds
 
 PPO, CORY = "PPO", "CORY"
 Measure = Callable[[pd.DataFrame], float]  # of the rows of one run
@@ -209,18 +210,6 @@ def texts_collapse(study: Study) -> Interval:
     return difference(collapsed.loc[PPO], collapsed.loc[CORY])
 
 
-def values_apart(first: int, second: int, metric: str, statistic: Statistic) -> Estimate:
-    """CORY's runs at two of the values, by their places among them sorted."""
-
-    def estimate(study: Study) -> Interval:
-        values = sorted_values(study)
-        one = by_seed(study, CORY, end(metric), values[first])
-        two = by_seed(study, CORY, end(metric), values[second])
-        return statistic(one, two)
-
-    return estimate
-
-
 def kl_accelerates(study: Study) -> Interval:
     """Ratio of the increase of PPO's KL in the second half of a run to that in the first, at the smallest value."""
     smallest = sorted_values(study)[0]
@@ -232,20 +221,7 @@ def kl_accelerates(study: Study) -> Interval:
 
 def frontiers_apart(study: Study) -> Interval:
     """CORY's hypervolume minus PPO's, over that of all points, of each seed's runs."""
-    ends = study.final.groupby(["group", "seed"])[["task_reward", "kl"]].mean().reset_index()
-    ends = ends.merge(study.runs[["group", "seed", "family"]], on=["group", "seed"])
-    ends["minus_kl"] = -ends["kl"]
-    worst = (ends["task_reward"].min(), ends["minus_kl"].min())
-
-    def area(runs: pd.DataFrame) -> float:
-        return hypervolume(list(zip(runs["task_reward"], runs["minus_kl"], strict=True)), worst)
-
-    apart = []
-    for _, runs in ends.groupby("seed"):
-        cory, ppo = (runs[runs["family"] == family] for family in (CORY, PPO))
-        whole = area(runs)
-        apart.append((area(cory) - area(ppo)) / whole if whole > 0 else math.nan)
-    return over_seeds(apart)
+    return apart(study, CORY, PPO)
 
 
 def passes(rival: str | None) -> Estimate:

@@ -69,6 +69,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     seeds = of_scale.seeds[: args.seeds]
     missing = [item for item in planned if item.seed in seeds and not results.has(item)]
     missing.sort(key=lambda item: item.seed)
+    if args.engine == "ray" and any(item.starts_from for item in missing):
+        raise UserError(
+            "--engine: expected local where runs start from other runs of the experiment, got ray"
+        )
     print(
         f"# {experiment.title}, {scale}: {counted(len(planned), 'run')}, {len(missing)} to make or to continue",
         flush=True,
@@ -150,7 +154,10 @@ def _finish(item: Planned, results: Results, seconds: float, args: argparse.Name
         )
     shutil.rmtree(item.folder / "checkpoints", ignore_errors=True)
     evaluation = results.evaluation
-    if args.discard_agents and evaluation and evaluation.first() != item.folder:
+    is_start = any(
+        item.folder in folder.parents for other in results.planned for folder in other.starts_from
+    )
+    if args.discard_agents and evaluation and evaluation.first() != item.folder and not is_start:
         for agent in item.folder.glob("agent_*"):
             shutil.rmtree(agent)
         shutil.rmtree(evaluation.folder_of(item.folder))
@@ -203,7 +210,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--discard-agents",
         action="store_true",
-        help="Remove the agents and held-out responses of each run but the first once it is evaluated",
+        help="Remove the agents and held-out responses of each run once it is evaluated, but for those of the first "
+        "and of runs from which others start",
     )
     args = parser.parse_args(argv)
     for key in ("seeds", "jobs", "cpus"):

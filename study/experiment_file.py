@@ -18,7 +18,9 @@ class Runs(Settings):
     Args:
         script: What trains: imdb_train/cory.py, ..., or cory.train for a task of your own.
         from_: `from` in the file: an experiment that has a group of this name, whose rows are taken.
-        flags: Keys that are changed in the configuration.
+        flags: Keys that are changed in the configuration. `{seed}` in a text stands for the run's seed,
+            `{runs}` for the folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent
+            of a group before.
         at: Further changes by scale; `config` names another configuration. If given, only the scales named here have
             these runs.
     """

@@ -22,6 +22,7 @@ from study.experiment_file import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent  # the checkout, with its scripts and configurations
 LONGEST = 80  # letters of a group's name in the names of its folders
+IN_RUNS = re.compile(r'\{runs\}[^"]*')  # a path in a flag, whose value may be JSON
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Planned:
         settings: all of them.
         command: that makes it, or continues it, in the folder `cwd`; None: the current one.
         source: an experiment that has the same run, whose row is taken; None: there is none.
+        starts_from: folders in the folders of other runs of the experiment, such as the agents from which it starts.
     """
 
     label: str
@@ -46,6 +48,7 @@ class Planned:
     command: list[str]
     cwd: Path | None = ROOT
     source: str | None = None
+    starts_from: tuple[Path, ...] = ()
 
     @property
     def seed(self) -> int:
@@ -56,6 +59,17 @@ class Planned:
     def log(self) -> Path:
         """The output of the run and of its evaluation; each start adds to it."""
         return Path(f"{self.folder}.log")
+
+    @property
+    def missing(self) -> str:
+        """What keeps the run from starting, as another run has not left it yet; empty: nothing."""
+        for folder in self.starts_from:
+            if not folder.exists():
+                return (
+                    f"expected {folder}, from which it starts, got none. If that run has a row, "
+                    "delete it to make the run again"
+                )
+        return ""
 
 
 def plan(
@@ -86,6 +100,7 @@ def plan(
     if not planned:
         raise UserError(f"scale: expected one at which the experiment has runs, got {scale_name!r}")
     _check_groups_differ(planned)
+    _check_order(planned)
     if experiment.baseline:
         names = sorted({name for item in planned for name in (item.group, item.label)})
         one_of("baseline", names, experiment.baseline)
@@ -106,6 +121,18 @@ def _check_groups_differ(planned: Sequence[Planned]) -> None:
             raise UserError(
                 f"runs: expected groups whose settings differ, got {one.group!r} and {other.group!r}"
             )
+
+
+def _check_order(planned: Sequence[Planned]) -> None:
+    """Raises a UserError if a run starts from one that is not planned, or whose group comes later."""
+    earlier: set[Path] = set()
+    for item in planned:
+        for folder in item.starts_from:
+            if not earlier & set(folder.parents):
+                raise UserError(
+                    f"runs.{item.label}: expected the folder of a run of a group before it, got {str(folder)!r}"
+                )
+        earlier.add(item.folder)
 
 
 def first_of_groups(planned: Sequence[Planned]) -> list[Planned]:
@@ -170,15 +197,17 @@ def _plan_runs(
                     f"--set: expected keys that the experiment does not vary, got {key!r}"
                 )
         all_flags = _flags({**scale.flags, **varied, **changes})
-        settings = _settings(script, file, *all_flags)
+        settings = _settings(script, file, *all_flags)  # with the placeholders as they are
         group = label
         if experiment.over is not None and not (concerns_several and is_single(settings)):
             value = flat(settings)[experiment.over]
             if value is not None:
                 group = f"{label}, {experiment.over.split('.')[-1]} {value}"
         for seed in scale.seeds:
-            folder = runs / scale_name / experiment.name / f"{_folder_name(group)}-seed{seed}"
-            command = [*start(script), "--config", file, *all_flags, f"--seed={seed}"]
+            home = runs / scale_name / experiment.name
+            folder = home / f"{_folder_name(group)}-seed{seed}"
+            filled = [_filled(flag, home, seed) for flag in all_flags]
+            command = [*start(script), "--config", file, *filled, f"--seed={seed}"]
             command += ["--output", str(folder), "--resume", "auto"]
             yield Planned(
                 label=label,
@@ -189,6 +218,7 @@ def _plan_runs(
                 command=command,
                 cwd=None if is_module(script) else ROOT,
                 source=experiment.runs[label].from_,
+                starts_from=_starts_from(all_flags, home, seed),
             )
 
 
@@ -238,6 +268,17 @@ def _flags(values: Mapping[str, Any]) -> list[str]:
 
 def _text(value: Any) -> str:
     return str(value) if isinstance(value, str) else json.dumps(value)
+
+
+def _filled(text: str, home: Path, seed: int) -> str:
+    """A flag with its placeholders filled: `{runs}`, the folder of the experiment's runs, and `{seed}`."""
+    return text.replace("{runs}", str(home)).replace("{seed}", str(seed))
+
+
+def _starts_from(flags: Sequence[str], home: Path, seed: int) -> tuple[Path, ...]:
+    """The folders in other runs of the experiment that flags name."""
+    named = [text for flag in flags for text in IN_RUNS.findall(flag)]
+    return tuple(Path(_filled(text, home, seed)) for text in named)
 
 
 def _folder_name(group: str) -> str:

@@ -22,7 +22,8 @@ class Results:
     """The results of an experiment at a scale.
 
     Args:
-        out: the folder of the files. Rows of other experiments, of which a group takes its rows, are in folders beside.
+        out: the folder of the files. Rows of other experiments, of which a group takes its rows, are in folders
+            beside, whose names begin with the other experiment's.
         experiment, scale: names.
         planned: all runs.
         over: the key that the experiment varies.
@@ -92,21 +93,33 @@ class Results:
         self.study = new.of_runs([(BASE, None), *(run for run in in_order if run in new.names)])
 
     def _take_rows(self) -> None:
-        """Takes the rows that groups have in the results of another experiment."""
-        others: dict[str, Study] = {}
+        """Takes the rows that groups have in the results of another experiment, at this scale."""
+        others: dict[str, Study | None] = {}
         for item in self.planned:
-            folder = self.out.parent / str(item.source)
-            if item.source is None or self.has(item) or not (folder / "runs.csv").exists():
+            if item.source is None or self.has(item):
                 continue
             if item.source not in others:
-                others[item.source] = read_study(folder)
+                others[item.source] = self._study_of(item.source)
             other = others[item.source]
             run = (item.group, item.seed)
-            if run not in other.names or set(other.runs["scale"]) != {self.scale}:
+            if other is None or run not in other.names:
                 continue
             taken = other.of_runs([(BASE, None), run])
             self._check(taken.runs.iloc[0], item)
             self._add(replace(taken, runs=taken.runs.assign(**self.columns(item))))
+
+    def _study_of(self, source: str) -> Study | None:
+        """The rows of an experiment at this scale, in a folder beside whose name begins with its own.
+
+        None: there are none.
+        """
+        for file in sorted(self.out.parent.glob(f"{source}*/runs.csv")):
+            study = read_study(file.parent)
+            if set(study.runs["experiment"]) == {source} and set(study.runs["scale"]) == {
+                self.scale
+            }:
+                return study
+        return None
 
     def _check_rows(self, study: Study) -> None:
         """Raises a UserError if the folder has rows that are not of this plan, or of other settings."""

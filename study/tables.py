@@ -9,7 +9,7 @@ A table stands on a page between two comments, of which the first says how it is
     <!-- end -->
 
 A page with a line such as `<!-- frozen: c0f7e9e -->`, the commit that made it, is left as it is: the code no longer has
-what it measures.
+what it measures. Where the folder of an experiment has no rows yet, the table says so.
 
 Each takes a folder under results/; `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
 `groups` names the groups, `metric` or `metrics` (with commas) what is shown. `primary` has a row in any role and one of
@@ -29,10 +29,13 @@ from study import held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
 from study.comparison import beginnings_and_ends
+from study.equal_reward import at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
 from study.frame import Study, read_study
+from study.frontier import beaten, frontiers_apart
 from study.plan import ROOT
 
+NOT_RUN = "Not run yet.\n"  # in place of a table whose folder has no rows
 PAGES = (
     "README.md",
     "docs/*.md",
@@ -91,9 +94,35 @@ def primary_table(
     return [{title: row[title] for title in shown} for row in rows]
 
 
-def collapses_table(study: Study, groups: str = "") -> Rows:
-    """The time to collapse, by group."""
-    return collapses(study, _listed(groups, "|"))
+def at_level_table(
+    study: Study, compared: str, candidates: str, rise: str = "", corrected: str = ""
+) -> Rows:
+    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: the end, and KL at the highest of the
+    candidates that the first seeds reach.
+
+    `rise=yes`: candidates are above a run's own start. `corrected=yes`: the ratios there are primary.
+    """
+    triples = []
+    for text in _listed(compared, "|"):
+        ours, rival, role = (part.strip() for part in text.split(":"))
+        triples.append((ours, rival, role))
+    levels = [float(level) for level in _listed(candidates, ",")]
+    return at_chosen_levels(study, triples, levels, rise == "yes", corrected == "yes")
+
+
+def frontier_table(study: Study, families: str) -> Rows:
+    """Pairs of families: the difference of their hypervolumes; all of them are primary."""
+    return frontiers_apart(study, _listed_pairs(families))
+
+
+def beaten_table(study: Study, calls: str = "0") -> Rows:
+    """By family and value: in how many seeds another family's frontier beats the run; held out in so many `calls`."""
+    return beaten(study, int(calls))
+
+
+def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
+    """The time to collapse, by group; `primary` names the groups whose differences are corrected for."""
+    return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
 KINDS: dict[str, Callable[..., Rows]] = {
@@ -102,6 +131,9 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "rivals": rivals_table,
     "runs": runs_table,
     "primary": primary_table,
+    "at_level": at_level_table,
+    "frontier": frontier_table,
+    "beaten": beaten_table,
     "collapses": collapses_table,
 }
 
@@ -146,11 +178,21 @@ def table(description: str) -> str:
         raise UserError(
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
+    if _awaits_rows(source):
+        return NOT_RUN
     try:
         _check_names(_study(source), options)
         return markdown_table(KINDS[kind](_study(source), **options))
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
+
+
+def _awaits_rows(source: str) -> bool:
+    """Whether a folder under results/ has no rows, and its name begins with that of an experiment."""
+    if (ROOT / "results" / source / "runs.csv").exists():
+        return False
+    experiments = (ROOT / "configs/experiments").glob("*.yaml")
+    return any(source.startswith(file.stem) for file in experiments)
 
 
 def _check_names(study: Study, options: Mapping[str, str]) -> None:

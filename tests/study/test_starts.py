@@ -1,0 +1,109 @@
+"""Runs that start from the agents of other runs of their experiment."""
+
+import pytest
+from handmade import make_run, write_settings
+from test_experiment import planned_in
+
+from cory.errors import UserError
+from study import engines, experiment
+from study.experiment_file import read_experiment
+from study.plan import plan
+from study.results import Results
+
+TRIAL = """
+title: A trial
+question: Does it run?
+runs:
+  PPO: {script: imdb_train/ppo.py}
+  reader:
+    script: imdb_train/cory.py
+    flags: {agents: [{trained: false, model: {name: "{runs}/PPO-seed{seed}/agent_1"}}, {}]}
+scales:
+  tiny: {config: "configs/imdb/tiny.yaml", seeds: [3, 4], flags: {iterations: 3}}
+"""
+
+
+def test_placeholders_are_filled_for_each_run_and_settings_are_alike(tmp_path):
+    ppo, _, reader, other = planned_in(tmp_path, TRIAL)
+    agent = tmp_path / "runs/tiny/trial/PPO-seed3/agent_1"
+    assert agent.parent == ppo.folder and reader.starts_from == (agent,)
+    (flag,) = [flag for flag in reader.command if flag.startswith("--agents=")]
+    assert f'"name": "{agent}"' in flag
+    assert other.starts_from == (tmp_path / "runs/tiny/trial/PPO-seed4/agent_1",)
+    assert ppo.starts_from == () and not ppo.missing
+    # What a row records does not depend on the machine.
+    name = "{runs}/PPO-seed{seed}/agent_1"
+    assert reader.settings["agents"][0]["model"]["name"] == name
+
+
+@pytest.mark.parametrize("folder", ["GRPO-seed{seed}", "reader-seed{seed}", "PPO-seed7"])
+def test_a_run_starts_from_one_of_a_group_before(tmp_path, folder):
+    with pytest.raises(UserError, match=r"runs\.reader: "):
+        planned_in(tmp_path, TRIAL.replace("PPO-seed{seed}", folder))
+
+
+def test_a_run_whose_start_is_missing_is_not_begun(tmp_path):
+    reader = planned_in(tmp_path, TRIAL)[2]
+    ended = []
+    engines.run_here([reader], 1, 1, lambda item, status, seconds: ended.append(status))
+    assert len(ended) == 1 and str(reader.starts_from[0]) in ended[0]
+    assert not reader.log.exists()
+
+
+def test_ray_does_not_keep_the_order_and_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "trial.yaml").write_text(TRIAL)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="--engine: "):
+        experiment.command_line(["trial.yaml", "--engine", "ray"])
+
+
+def test_agents_from_which_others_start_are_not_discarded(tmp_path, monkeypatch):
+    (tmp_path / "trial.yaml").write_text(
+        TRIAL.replace("seeds: [3, 4]", "seeds: [3, 4], evaluate: imdb_train/evaluate.py")
+    )
+    monkeypatch.chdir(tmp_path)
+
+    def run_here(planned, jobs, threads, ended):
+        for item in planned:
+            make_run(item.folder, item.seed, iterations=3)
+            for agent in ("agent_1", "agent_2"):
+                (item.folder / agent).mkdir()
+            ended(item, 0, 1.0)
+
+    monkeypatch.setattr(engines, "run_here", run_here)
+    monkeypatch.setattr("study.run_evaluation.RunEvaluation.rows", lambda self, item: [])
+    monkeypatch.setattr(
+        "study.run_evaluation.RunEvaluation.folder_of", lambda self, run: _folder(tmp_path / "of")
+    )
+    experiment.command_line(["trial.yaml", "--discard-agents", "--seeds", "1"])
+    runs = tmp_path / "runs/experiments/tiny/trial"
+    assert (runs / "PPO-seed3/agent_1").exists()
+    assert not (runs / "reader-seed3/agent_1").exists()
+
+
+def _folder(path):
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def results_of(tmp_path, name, folder, text, scale="tiny"):
+    """The results of an experiment in a folder under results/, and its runs."""
+    (tmp_path / f"{name}.yaml").write_text(text)
+    planned = plan(read_experiment(tmp_path / f"{name}.yaml"), scale, {}, tmp_path / "runs")
+    out = tmp_path / "results" / folder
+    return Results(out, name, scale, planned, None, "PPO"), planned
+
+
+def test_rows_are_taken_from_the_folder_that_has_them_at_the_scale(tmp_path):
+    text = TRIAL.partition("  reader:")[0] + "scales:" + TRIAL.partition("scales:")[2]
+    text += '  large: {config: "configs/imdb/tiny.yaml", seeds: [3], flags: {iterations: 4}}\n'
+    for folder, scale in (("first", "large"), ("first_small", "tiny")):
+        results, (item, *_) = results_of(tmp_path, "first", folder, text, scale)
+        make_run(item.folder, item.seed, iterations=item.settings["iterations"])
+        write_settings(item.folder, item.settings)
+        results.add_run(item, 1.0)
+    again = text.replace("ppo.py}", "ppo.py, from: first}")
+    for scale, iterations in (("tiny", 3), ("large", 4)):
+        results, planned = results_of(tmp_path, "second", f"second_{scale}", again, scale)
+        assert [results.has(item) for item in planned] == [True, False][: len(planned)]
+        assert list(results.study.runs["iterations"]) == [iterations]
