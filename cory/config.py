@@ -594,7 +594,8 @@ class Config(Settings):
             `auto`: the run in `output` if it has a checkpoint, else a new run there. null: a new run.
         tracker: Where metrics go besides the run's folder. wandb needs an account, or the variable WANDB_MODE=offline.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
-        eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
+        eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl, of which
+            the first is before training; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.
         callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of them, which a task's command adds
             to the run (docs/callbacks.md).

@@ -69,7 +69,7 @@ def planned(monkeypatch):
     monkeypatch.setattr(
         callbacks,
         "evaluate",
-        lambda trainer, iteration, rows: ([HELD_OUT[iteration.index]] * 2, None),
+        lambda trainer, chain, rows: ([[0.5, *HELD_OUT][trainer.state.iteration]] * 2, None),
     )
 
 
@@ -152,7 +152,7 @@ def test_a_full_disk_leaves_the_best_agents_of_before(config, planned, monkeypat
     save = Agent.save
 
     def full(agent, folder):
-        if folder.parent.name == "best" and (Path(config.output) / "best").exists():
+        if folder.parent.name == "best" and (Path(config.output) / "checkpoints").exists():
             raise OSError(errno.ENOSPC, "No space left on device")
         save(agent, folder)
 
@@ -207,7 +207,7 @@ def test_the_team_reward_counts(config, monkeypatch):
     monkeypatch.setattr(
         callbacks,
         "evaluate",
-        lambda trainer, iteration, rows: ([0.0, 0.0], HELD_OUT[iteration.index]),
+        lambda trainer, chain, rows: ([0.0, 0.0], [0.5, *HELD_OUT][trainer.state.iteration]),
     )
     run = train(config)
     summary = json.loads((run / "summary.json").read_text())
