@@ -13,7 +13,8 @@ Rows: TypeAlias = list[dict[str, str]]  # of a table: by column, a cell
 TITLES = {"task_reward": "task reward", "kl": "KL", "combined_reward": "combined reward",
           "own_kl_reward": "combined reward, own KL", "distinct_2": "distinct-2",
           "response_tokens": "length", "distinct_1": "distinct-1", "team_reward": "team reward",
-          "chain_kl": "KL, all calls", "tokens_read": "tokens read", "tokens_written": "tokens written"}  # fmt: skip
+          "chain_kl": "KL, all calls", "tokens_read": "tokens read", "tokens_written": "tokens written",
+          "frac_reward_zero_std": "share of equal groups"}  # fmt: skip
 
 
 def is_share(metric: str) -> bool:

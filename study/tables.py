@@ -29,6 +29,7 @@ from study import held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
 from study.comparison import beginnings_and_ends
+from study.differences import differences
 from study.equal_reward import primary as primary_comparisons
 from study.frame import Study, read_study
 from study.plan import ROOT
@@ -96,6 +97,11 @@ def collapses_table(study: Study, groups: str = "") -> Rows:
     return collapses(study, _listed(groups, "|"))
 
 
+def differences_table(study: Study, metrics: str) -> Rows:
+    """Groups against the baseline: metrics of the end of training, and those named `held out: METRIC`."""
+    return differences(study, _listed(metrics, ","))
+
+
 KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out_table,
     "held_out_by_agent": held_out_by_agent_table,
@@ -103,6 +109,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "runs": runs_table,
     "primary": primary_table,
     "collapses": collapses_table,
+    "differences": differences_table,
 }
 
 
