@@ -329,7 +329,7 @@ class AgentConfig(Settings):
     device: str | None = None
     trained: bool = True
 
-    def of_ppo(self) -> dict[str, float]:
+    def of_ppo(self) -> dict[str, Any]:
         """The keys of `ppo` that differ."""
         values = {"learning_rate": self.learning_rate, "init_kl_coef": self.init_kl_coef}
         return {key: value for key, value in values.items() if value is not None}
