@@ -13,6 +13,7 @@ from cory.agent import make_agents
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages, group_losses, ppo_losses
+from cory.parallel import distributed
 
 CPU = torch.device("cpu")
 FINISHED = [True, False, True, True, True, True, False, True]
@@ -98,11 +99,32 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, split, finished):
     assert moved > 1e-3 and (weights(learner) - expected).abs().max() < 2e-6 * moved
 
 
+def test_the_mean_is_over_the_tokens_of_all_processes(tokenizer, monkeypatch):
+    learner = make(tokenizer)
+    _, responses, _ = ragged()
+    halves = []
+    for rows in (slice(0, 4), slice(4, 8)):
+        of_process = rollout_of([None] * 4, responses[rows])
+        halves.append(replace(of_process, finished=FINISHED[rows]))
+    counted = [len(r) for r, ended in zip(responses, FINISHED, strict=True) if ended]
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "all_reduce_sum", lambda tensor: 0 * tensor + sum(counted))
+    for half in halves:
+        weights = learner.weights([half])
+        # Each process divides by its own responses, and gradients are averaged over processes.
+        expected = [ended / sum(counted) for ended in half.finished]
+        assert (weights / 4 / 2).tolist() == pytest.approx(expected)
+
+
 def test_a_batch_of_cut_responses_moves_nothing(tokenizer):
     learner = make(tokenizer)
     before = weights(learner)
     stats = update(learner, [False] * 8)
     assert stats.policy_loss == 0.0 and torch.equal(weights(learner), before)
+
+
+def test_four_chains_answer_a_query_by_default():
+    assert Config(algorithm="dapo").chains_per_query == 4
 
 
 def test_other_algorithms_learn_from_cut_responses(tokenizer):
