@@ -189,8 +189,8 @@ def module(path: Path) -> str:
 
 
 GRAPH = {module(path): imports(path) for path in SOURCES}
-# The folders of `cory`, from the lowest. Each may import those before it; errors.py, config.py, metrics.py, streams.py,
-# plural.py of the top level are for everybody. `cory` stands for the other files of the top level.
+# The folders of `cory`, from the lowest. Each may import those before it; algorithms.py, errors.py, config.py, metrics.py,
+# streams.py, plural.py of the top level are for everybody. `cory` stands for the other files of the top level.
 ORDER = [
     "cory.yaml_file",
     "cory.code_files",
@@ -213,7 +213,14 @@ ORDER = [
     "imdb_train",
     "gsm8k_train",
 ]
-GROUND = {"cory.errors", "cory.config", "cory.metrics", "cory.plural", "cory.streams"}
+GROUND = {
+    "cory.algorithms",
+    "cory.errors",
+    "cory.config",
+    "cory.metrics",
+    "cory.plural",
+    "cory.streams",
+}
 
 
 def folder(name: str) -> str:
@@ -233,7 +240,8 @@ def test_no_import_runs_up_and_cory_knows_no_study():
 
 def test_the_ground_imports_nothing_above_it():
     assert GRAPH["cory.errors"] == set()
-    assert GRAPH["cory.config"] == {"cory.errors"}
+    assert GRAPH["cory.algorithms"] == set()
+    assert GRAPH["cory.config"] == {"cory.algorithms", "cory.errors"}
     assert GRAPH["cory.metrics"] == {"cory.errors"}
 
 
