@@ -189,8 +189,8 @@ def module(path: Path) -> str:
 
 
 GRAPH = {module(path): imports(path) for path in SOURCES}
-# The folders of `cory`, from the lowest. Each may import those before it; the files of `GROUND` are for everybody. `cory`
-# stands for the other files of the top level.
+# The folders of `cory`, from the lowest. Each may import those before it; the files of `GROUND` are for everybody.
+# `cory` stands for the other files of the top level.
 ORDER = [
     "cory.yaml_file",
     "cory.code_files",
