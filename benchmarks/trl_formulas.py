@@ -6,8 +6,9 @@
 The first command computes with `trl.GRPOTrainer` and `trl.RLOOTrainer`. Fixed responses replace generation; all that
 follows is TRL's unchanged code. The second computes the same with `cory.learners.group` and fails where a number
 differs by more than 1e-6. tests/learners/trl_1_16_0.safetensors is such a file. The batch has 3 queries with 4
-responses each, of 1 to 9 tokens. The policy is a small GPT-2; the weights that are trained differ from those that
-sampled, so that ratios are clipped, and from the reference's.
+responses each, of 1 to 9 tokens; every third lacks an end token. The policy is a small GPT-2; the
+weights that are trained differ from those that sampled, so that ratios are clipped, and from the
+reference's.
 
 TRL computes in float64, except for rewards, here multiples of 1/16, and log-probabilities, which are float32. All
 queries have the same number of tokens: TRL hands GPT-2 no position ids, so left padding would shift its positions.
@@ -27,6 +28,8 @@ sys.path[0] = str(ROOT)
 GROUP, QUERIES, QUERY_TOKENS, LONGEST, VOCABULARY = 4, 3, 5, 9, 24
 TOLERANCE = 1e-6
 LENGTHS = (9, 4, 6, 1, 7, 2, 9, 5, 3, 8, 4, 6)  # tokens of each response
+FINISHED = tuple(i % 3 != 0 for i in range(len(LENGTHS)))  # whether its last token is END
+END = VOCABULARY - 2
 REWARDS = tuple(i / 16 for i in (4, -2, 1, 8, 0, 6, 6, -4, 3, 3, -8, 13))
 
 
@@ -39,6 +42,8 @@ class Case:
         trainer: TRL's, grpo or rloo. beta: KL coefficient.
         loss, scale: GRPO's `loss_type` and `scale_rewards`.
         kl_ratio: whether the k3 term is multiplied by the probability ratio, GRPO's `use_bias_correction_kl`.
+        high: clip range above 1, GRPO's `epsilon_high`.
+        needs_end: whether responses without an end are left out, GRPO's `mask_truncated_completions`.
     """
 
     algorithm: str | None
@@ -46,17 +51,22 @@ class Case:
     beta: float = 0.0
     loss: str = "grpo"
     scale: str = "group"
-    kl_ratio: bool = False
+    kl_ratio: bool = True
+    high: float | None = None
+    needs_end: bool = False
 
 
 CASES = {
     "grpo": Case("grpo"),
-    "grpo, k3": Case("grpo", beta=0.04),
-    "grpo, k3 times ratio": Case(None, beta=0.04, kl_ratio=True),
+    "grpo, KL": Case("grpo", beta=0.04),
+    "grpo, KL without ratio": Case(None, beta=0.04, kl_ratio=False),
+    "grpo, higher clip": Case("grpo", high=0.28),
     "grpo, unscaled": Case(None, scale="none"),
     "dr_grpo": Case("dr_grpo", loss="dr_grpo", scale="none"),
-    "dr_grpo, k3": Case("dr_grpo", beta=0.04, loss="dr_grpo", scale="none"),
-    "dapo": Case(None, loss="dapo"),
+    "dr_grpo, KL": Case("dr_grpo", beta=0.04, loss="dr_grpo", scale="none"),
+    "dapo": Case("dapo", loss="dapo", needs_end=True),
+    "dapo, KL, higher clip": Case("dapo", beta=0.04, loss="dapo", high=0.28, needs_end=True),
+    "dapo, all responses": Case(None, loss="dapo"),
     "rloo": Case("rloo", "rloo"),
     "rloo, k1 in the reward": Case("rloo", "rloo", beta=0.05),
 }
@@ -67,7 +77,7 @@ def make_policy() -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"vocab_size": VOCABULARY, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
-    tokens = {"bos_token_id": None, "eos_token_id": VOCABULARY - 2, "pad_token_id": VOCABULARY - 1}
+    tokens = {"bos_token_id": None, "eos_token_id": END, "pad_token_id": VOCABULARY - 1}
     return GPT2LMHeadModel(
         GPT2Config(**sizes, **tokens, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     )
@@ -92,6 +102,8 @@ def make_inputs() -> dict[str, Any]:
     queries = torch.randint(VOCABULARY - 2, (QUERIES, QUERY_TOKENS), generator=generator)
     responses = torch.randint(VOCABULARY - 2, (len(LENGTHS), LONGEST), generator=generator)
     beyond = torch.arange(LONGEST) >= torch.tensor(LENGTHS)[:, None]
+    ends = torch.arange(LONGEST) == torch.tensor(LENGTHS)[:, None] - 1
+    responses = responses.masked_fill(ends & torch.tensor(FINISHED)[:, None], END)
     inputs["queries"] = queries.repeat_interleave(GROUP, 0)
     inputs["responses"] = responses.masked_fill(beyond, -1)
     inputs["rewards"] = torch.tensor(REWARDS)
@@ -139,6 +151,8 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
         "loss_type": case.loss,
         "scale_rewards": case.scale,
         "use_bias_correction_kl": case.kl_ratio,
+        "epsilon_high": case.high,
+        "mask_truncated_completions": case.needs_end,
     }
     settings = (trl.GRPOConfig if case.trainer == "grpo" else trl.RLOOConfig)(
         output_dir=str(folder / "run"),
@@ -187,7 +201,11 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
 
     size = len(LENGTHS)
     ppo = PPOConfig(
-        batch_size=size, mini_batch_size=size, init_kl_coef=case.beta, adaptive_kl=False
+        batch_size=size,
+        mini_batch_size=size,
+        init_kl_coef=case.beta,
+        adaptive_kl=False,
+        cliprange_high=case.high,
     )
     sampling = SamplingConfig(max_new_tokens=LONGEST)
     config = Config(
@@ -206,10 +224,10 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
     batch = window.pack(queries, responses, pad_token(tokenizer))
     old = learner.evaluate(batch)
-    rollout = Rollout([""] * size, [""] * size, queries, responses)
+    rollout = Rollout([""] * size, [""] * size, queries, responses, finished=list(FINISHED))
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")
-    experience = Experience(batch, old, targets, torch.ones(size))
+    experience = Experience(batch, old, targets, learner.weights([rollout]))
     terms = learner._backward(experience, list(range(size)), last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
     return {"advantages": targets.advantages[:, 0], "loss": terms.loss, **gradients}

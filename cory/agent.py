@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config, ModelConfig
+from cory.config import Config, ModelConfig, SamplingConfig
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.optimizer import check_optimizer
@@ -33,7 +33,7 @@ from cory.models.lora import (
     without_adapters,
 )
 from cory.models.rollout import Rollout
-from cory.models.sample import sample
+from cory.models.sample import ends_response, sample
 from cory.models.text import (
     are_turns,
     check_lengths,
@@ -156,7 +156,19 @@ class Agent:
             )
         turn = are_turns(prompts, self.chat_template)
         completions = plain_texts(self.tokenizer, response_ids, sampling.stop, turn)
-        return Rollout(prompts, completions, prompt_ids, response_ids, logprobs, agent=self.name)
+        ends = end_tokens(self.policy, self.tokenizer)
+        return Rollout(
+            prompts,
+            completions,
+            prompt_ids,
+            response_ids,
+            logprobs,
+            agent=self.name,
+            finished=[
+                ends_response(self.tokenizer, ends, sampling.stop, ids.tolist())
+                for ids in response_ids
+            ],
+        )
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
@@ -294,6 +306,7 @@ def make_agents(config: Config) -> list[Agent]:
     """
     config.check()
     check_optimizer(config.ppo.optimizer)
+    _warn_of_other_support(config.sampling)
     plans = [_plan(config, index) for index in range(config.cory.num_agents)]
 
     # The process's own device, where it is about messages between processes, is the first agent's.
@@ -363,6 +376,22 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
             learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
         agents.append(Agent(plan.name, policy, tokenizer, plan.config, device, learner, engine))
     return agents
+
+
+def _warn_of_other_support(sampling: SamplingConfig) -> None:
+    """Warns if tokens are drawn from another distribution than the policy at the sampling temperature."""
+    usual = SamplingConfig()
+    changed = [
+        f"sampling.{key}: {getattr(sampling, key):g}"
+        for key in ("top_k", "top_p", "repetition_penalty")
+        if getattr(sampling, key) != getattr(usual, key)
+    ]
+    if changed:
+        warnings.warn(
+            f"{', '.join(changed)}: samples are off-policy, as log-probabilities and KL are those of the whole "
+            "distribution",
+            stacklevel=3,
+        )
 
 
 def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:

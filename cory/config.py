@@ -39,6 +39,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
+from cory.algorithms import AlgorithmName, compares_responses
 from cory.errors import UserError
 
 # How a run computes, which changes its numbers by rounding alone.
@@ -60,7 +61,6 @@ S = TypeVar("S", bound="Settings")
 RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
 UNKNOWN = ("no_such_attribute", "unexpected_keyword_argument")  # pydantic's errors about keys
-COMPARING = ("grpo", "dr_grpo", "rloo")  # algorithms that compare the responses to one query
 HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # metrics, measured with `eval_every`
 
 
@@ -314,6 +314,8 @@ class AgentConfig(Settings):
             unless this states one.
         lora: Keys of `lora` that differ, such as {rank: ...}.
         learning_rate: The optimizer's learning rate. null: ppo.learning_rate.
+        init_kl_coef: Initial KL coefficient of this agent's updates. null: ppo.init_kl_coef, which is the eta of every
+            agent's combined reward.
         device: The agent's own device. Either every agent has one, and they are updated at the same
             time, also on one and the same device (docs/scaling.md), or none has. null: the run's.
         trained: Whether the agent learns. Off: it only answers.
@@ -323,8 +325,14 @@ class AgentConfig(Settings):
     model: dict[str, Any] = Field(default_factory=dict)
     lora: dict[str, Any] = Field(default_factory=dict)
     learning_rate: OptionalPositive = None
+    init_kl_coef: Annotated[float | None, Field(ge=0, le=1e6)] = None
     device: str | None = None
     trained: bool = True
+
+    def of_ppo(self) -> dict[str, Any]:
+        """The keys of `ppo` that differ."""
+        values = {"learning_rate": self.learning_rate, "init_kl_coef": self.init_kl_coef}
+        return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass
@@ -395,11 +403,12 @@ class PPOConfig(Settings):
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token.
             For other algorithms, only the recorded KL, which an adaptive coefficient follows.
         kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
-            sampled); `loss`: a term of the loss (k3). `auto`: the loss for GRPO and Dr. GRPO, else
-            the reward.
+            sampled); `loss`: a term of the loss (k3 times the probability ratio). `auto`: the loss for GRPO, Dr. GRPO
+            and DAPO, else the reward.
         gamma: Discount factor (PPO).
         lam: Lambda of the advantage estimator (GAE, Eq. 12; PPO).
         cliprange: Clip range of the probability ratio (Eq. 11).
+        cliprange_high: Its clip range above 1, as DAPO has it. null: cliprange.
         cliprange_value: Clip range of the value predictions (PPO).
         vf_coef: Weight beta of the value loss (Eq. 13; PPO).
         value_head_init: `random`: TRL's, whose initial values are noise on the scale of the rewards; `zeros`: no noise
@@ -434,6 +443,7 @@ class PPOConfig(Settings):
     gamma: Fraction = 1.0
     lam: Fraction = 0.95
     cliprange: PositiveFloat = 0.2
+    cliprange_high: OptionalPositive = None
     cliprange_value: PositiveFloat = 0.2
     vf_coef: Annotated[float, Field(ge=0, le=1e6)] = 0.1
     value_head_init: Literal["random", "zeros"] = "random"
@@ -471,8 +481,9 @@ class SamplingConfig(Settings):
     Args:
         min_new_tokens: Smallest limit that is drawn.
         max_new_tokens: Largest limit that is drawn.
-        temperature: Softmax temperature. Other than 1, samples are off-policy for PPO's log-probabilities.
-        top_k: Sample among the k likeliest tokens; 0 for all.
+        temperature: Softmax temperature, of sampling and of all log-probabilities: losses, KL and entropy are those of
+            the distribution that is sampled.
+        top_k: Sample among the k likeliest tokens; 0 for all. This and the next two make samples off-policy.
         top_p: Sample among the likeliest tokens of this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
         stop: Texts that end a response, as the end token does; the response's text is cut before them.
@@ -565,13 +576,14 @@ class Config(Settings):
         seed: Every random choice of the run derives from it.
         iterations: Iterations of Algorithm 1, each on one batch of queries.
         algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
-            divisions by standard deviation and length), `rloo` or `reinforce`: docs/learners.md.
-        group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO
-            and RLOO, else 1.
+            divisions by standard deviation and length), `dapo` (GRPO with a mean over the tokens of the batch, without
+            responses that were cut), `rloo` or `reinforce`: docs/learners.md.
+        group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO,
+            DAPO and RLOO, else 1.
         branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has
             ppo.batch_size / branches responses: docs/learners.md.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
-            device: ..., trained: ...}, each key optional. Empty: all agents alike.
+            init_kl_coef: ..., device: ..., trained: ...}, each key optional. Empty: all agents alike.
         roles: Settings of individual roles, in order: a list of {name: ..., prompt: ..., max_new_tokens: ..., stop:
             [...]}, each part optional: docs/own_task.md. Empty: pioneer, observer, observer_2, ... with the task's
             prompts.
@@ -582,7 +594,8 @@ class Config(Settings):
             `auto`: the run in `output` if it has a checkpoint, else a new run there. null: a new run.
         tracker: Where metrics go besides the run's folder. wandb needs an account, or the variable WANDB_MODE=offline.
         sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
-        eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl; 0 for none.
+        eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl, of which
+            the first is before training; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.
         callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of them, which a task's command adds
             to the run (docs/callbacks.md).
@@ -598,7 +611,7 @@ class Config(Settings):
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     iterations: PositiveInt = 100
-    algorithm: Literal["ppo", "grpo", "dr_grpo", "rloo", "reinforce"] = "ppo"
+    algorithm: AlgorithmName = "ppo"
     group_size: PositiveOrAuto = "auto"
     branches: PositiveInt = 1
     agents: list[Annotated[AgentConfig, _from_mapping(AgentConfig)]] = Field(default_factory=list)
@@ -636,7 +649,7 @@ class Config(Settings):
             raise UserError(
                 f"guards.patience: expected null without eval_every, got {self.guards.patience}"
             )
-        if self.algorithm in COMPARING and self.chains_per_query < 2:
+        if compares_responses(self.algorithm) and self.chains_per_query < 2:
             raise UserError(
                 f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}"
             )
@@ -713,10 +726,9 @@ class Config(Settings):
         if frozen and len(frozen) == len(self.agents):
             raise UserError("agents: expected at least one that is trained, got none")
         for index, agent in frozen.items():
-            if agent.learning_rate is not None:
+            for key, value in agent.of_ppo().items():
                 raise UserError(
-                    f"agents.{index}.learning_rate: expected null with trained: false, "
-                    f"got {agent.learning_rate}"
+                    f"agents.{index}.{key}: expected null with trained: false, got {value}"
                 )
             if agent.lora:
                 raise UserError(
@@ -758,7 +770,7 @@ class Config(Settings):
         """How many chains answer each query: `group_size`, with `auto` resolved."""
         if self.group_size != "auto":
             return self.group_size
-        return 4 if self.algorithm in COMPARING else 1
+        return 4 if compares_responses(self.algorithm) else 1
 
     @property
     def queries_per_iteration(self) -> int:
@@ -787,8 +799,7 @@ class Config(Settings):
         config.agents = []
         if agent.device is not None:
             config.device = agent.device
-        if agent.learning_rate is not None:
-            config.ppo = replace(self.ppo, learning_rate=agent.learning_rate)
+        config.ppo = replace(self.ppo, **agent.of_ppo())
         # The revision of the common model is none of another model.
         is_other = agent.model.get("name", self.model.name) != self.model.name
         other_model = {"revision": None} if is_other else {}

@@ -29,6 +29,7 @@ TITLES = {
     "calls": "calls",
     "tokens_read": "tokens read",
     "tokens_written": "tokens written",
+    "frac_reward_zero_std": "share of equal groups",
 }
 CURVES = ("task_reward", "kl", "combined_reward")  # in every table and figure of a run
 

@@ -31,6 +31,7 @@ RECORDED = {
     *TITLES,
     *(field.name for field in fields(UpdateStats)),
     *HELD_OUT_REWARDS,
+    *(f"{name}_before" for name in HELD_OUT_REWARDS),
     "iteration",
     "agent",
     "role",

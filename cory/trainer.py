@@ -94,12 +94,13 @@ class CoryTrainer:
             length=config.cory.num_roles,
             exchange=config.cory.exchange,
         )
+        held_out = HeldOut()
         self.callbacks = [
-            HeldOut(),  # adds to the records that the others read
+            held_out,  # adds to the records that the others read
             Samples(),
             Guards(),
-            EarlyStopping(),
-            Progress(),
+            EarlyStopping(held_out),
+            Progress(held_out),
             Results(),  # at the end: agents, curves, summary, report
             *callbacks,
             *load_callbacks(config.callbacks),

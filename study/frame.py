@@ -30,7 +30,13 @@ RUN = ["group", "seed"]
 STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
 TEAM = "team_reward"
 # Stored beside them where runs have them.
-OPTIONAL = (TEAM, "explained_variance", "gradient_norm", "dropped_steps")
+OPTIONAL = (
+    TEAM,
+    "explained_variance",
+    "gradient_norm",
+    "dropped_steps",
+    "frac_reward_zero_std",
+)
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["reward", "reward_sha256", "dataset_sha256", "rows"]
 LIMIT = "sampling.max_new_tokens"

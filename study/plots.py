@@ -37,6 +37,7 @@ UNTRAINED = "0.6"  # the colour of the base
 SINGLE = {"ls": "--", "marker": "D"}
 SEVERAL = {"ls": "-", "marker": "o"}
 GREY = {"color": "0.7", "zorder": 1}
+EQUAL_GROUPS = "frac_reward_zero_std"
 HELD_OUT = ("task_reward", "team_reward", "chain_kl", "combined_reward", "distinct_2")
 
 
@@ -81,7 +82,8 @@ def _colours_by_agents(agents: Mapping[str, int]) -> dict[str, Any]:
 
 
 def plot_curves(study: Study, path: Path) -> None:
-    """Task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs.
+    """Task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs. Where all groups
+    compare responses, the share of groups with equal rewards stands beside them.
 
     Where runs have different lengths, the mean ends with the shortest, as those that go on may be the better ones; from
     there each has a thin line. More curves than can be told apart become a row for each of `panels`; what they are
@@ -89,6 +91,9 @@ def plot_curves(study: Study, path: Path) -> None:
     """
     of_agent = labels(study)
     colour_of = palette(study)
+    curves = list(CURVES)
+    if EQUAL_GROUPS in study.metrics and study.metrics[EQUAL_GROUPS].notna().all():
+        curves.append(EQUAL_GROUPS)
     with_metrics = set(study.metrics["group"])
     groups = [name for name in study.groups if name in with_metrics]
     if len(of_agent) > MOST_CURVES:
@@ -99,7 +104,7 @@ def plot_curves(study: Study, path: Path) -> None:
         size = (13, 3.8)
     figure, axes = plt.subplots(
         len(rows),
-        len(CURVES),
+        len(curves),
         figsize=size,
         layout="constrained",
         sharex=True,
@@ -107,7 +112,7 @@ def plot_curves(study: Study, path: Path) -> None:
         squeeze=False,
     )
     for row, names in zip(axes, rows, strict=True):
-        for axis, metric in zip(row, CURVES, strict=True):
+        for axis, metric in zip(row, curves, strict=True):
             for name in rows[0] if names is not rows[0] else []:
                 runs = _by_iteration(study, name, None, metric)
                 means = _smooth(runs).loc[: _shortest(runs)].mean(axis=1)
@@ -123,7 +128,7 @@ def plot_curves(study: Study, path: Path) -> None:
             _without_frame(axis)
         if len(rows) > 1:
             row[0].legend(frameon=False, fontsize=8, loc="lower right", borderaxespad=0)
-    for axis, metric in zip(axes[0], CURVES, strict=True):
+    for axis, metric in zip(axes[0], curves, strict=True):
         axis.set_title(TITLES[metric], fontsize=10)
     if len(rows) == 1:
         for axis in axes[0]:

@@ -30,6 +30,7 @@ from study.cells import Rows, markdown_table
 from study.collapse import collapses
 from study.comparison import beginnings_and_ends
 from study.equal_reward import at_chosen_levels
+from study.differences import differences
 from study.equal_reward import primary as primary_comparisons
 from study.frame import Study, read_study
 from study.frontier import beaten, frontiers_apart
@@ -125,6 +126,11 @@ def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
     return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
+def differences_table(study: Study, metrics: str) -> Rows:
+    """Groups against the baseline: metrics of the end of training, and those named `held out: METRIC`."""
+    return differences(study, _listed(metrics, ","))
+
+
 KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out_table,
     "held_out_by_agent": held_out_by_agent_table,
@@ -135,6 +141,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "frontier": frontier_table,
     "beaten": beaten_table,
     "collapses": collapses_table,
+    "differences": differences_table,
 }
 
 

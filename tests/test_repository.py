@@ -196,7 +196,8 @@ def test_tasks_stand_side_by_side():
 
 def test_the_ground_imports_nothing_above_it():
     assert GRAPH["cory.errors"] == set()
-    assert GRAPH["cory.config"] == {"cory.errors"}
+    assert GRAPH["cory.algorithms"] == set()
+    assert GRAPH["cory.config"] == {"cory.algorithms", "cory.errors"}
     assert GRAPH["cory.metrics"] == {"cory.errors"}
 
 

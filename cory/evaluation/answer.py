@@ -174,7 +174,7 @@ class Answerer:
             if not kl:
                 continue
             base_logits = self._base_logits(query_ids, responses)
-            distances = _distances(responses, logits, base_logits)
+            distances = _distances(responses, logits, base_logits, sampling.temperature)
             for i, (kl_of, base_nll) in zip(batch, distances, strict=True):
                 if not math.isfinite(kl_of):
                     raise UserError(
@@ -202,8 +202,11 @@ def _distances(
     responses: Sequence[torch.Tensor],
     logits: Sequence[Sequence[torch.Tensor]],
     base_logits: torch.Tensor | None,
+    temperature: float,
 ) -> Iterator[tuple[float, float]]:
     """Each response's KL to the base, and its negative log-likelihood under it, in nats.
+
+    Both are of the distributions at the temperature at which the responses were sampled.
 
     Args:
         responses: token ids, (T_i,).
@@ -214,10 +217,11 @@ def _distances(
     base_nlls: list[torch.Tensor] = []
     # A response at a time, as a processor's cache holds one's vocabulary, not a batch's.
     for row, response in enumerate(responses):
-        logprobs = torch.stack(list(logits[row])).float().log_softmax(-1)
+        logprobs = (torch.stack(list(logits[row])).float() / temperature).log_softmax(-1)
         base_logprobs = logprobs
         if base_logits is not None:
-            base_logprobs = base_logits[row, : len(response)].float().log_softmax(-1)
+            base_of_row = base_logits[row, : len(response)].float()
+            base_logprobs = (base_of_row / temperature).log_softmax(-1)
         tokens = to_device(response, logprobs.device)[:, None]
         kls.append(full_kl(logprobs, base_logprobs).sum())
         base_nlls.append(-base_logprobs.gather(-1, tokens)[:, 0].sum())

@@ -1,5 +1,5 @@
-"""REINFORCE, RLOO and GRPO: an agent learns from how its response compares with others, without a
-value head.
+"""REINFORCE, RLOO, GRPO and its variants: an agent learns from how its response compares with
+others, without a value head.
 
 Each query is answered by `group_size` chains. A role's baseline comes from the other chains'
 rewards in that role, so each role of a chain of any length has its own baseline. With one agent,
@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from cory.algorithms import GROUP_ALGORITHMS
 from cory.config import Config
 from cory.learners import losses
 from cory.learners.learner import Learner
@@ -24,6 +25,8 @@ from cory.learners.trl_parts import make_kl_controller
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
+from cory.parallel import distributed
+from cory.parallel.devices import to_device
 
 
 class WindowPolicy(torch.nn.Module):
@@ -58,14 +61,14 @@ class WindowPolicy(torch.nn.Module):
 
 
 class GroupLearner(Learner):
-    """One agent's REINFORCE, RLOO or GRPO, by `config.algorithm`; formulas: `group_advantages`,
-    `group_losses`.
+    """One agent's learner by `config.algorithm`, one of `GROUP_ALGORITHMS`; formulas:
+    `group_advantages`, `group_losses`.
 
     The KL to the reference acts where `config.ppo.kl_in` says:
 
     * `reward`: each response's reward loses `eta * sum_t log(pi / pi_0)` (k1, sampled);
-    * `loss`: the loss gets eta times the k3 estimate;
-    * `auto`: the loss for GRPO and Dr. GRPO, else the reward.
+    * `loss`: the loss gets eta times the k3 estimate times the probability ratio;
+    * `auto`: where the algorithm has it.
 
     Args:
         wrapped: the policy on its device, without a value head.
@@ -95,25 +98,56 @@ class GroupLearner(Learner):
             config=config,
             device=device,
         )
+        self.rule = GROUP_ALGORITHMS[config.algorithm]
         self.kl_in: str = config.ppo.kl_in
         if self.kl_in == "auto":
-            self.kl_in = "loss" if config.algorithm in ("grpo", "dr_grpo") else "reward"
+            self.kl_in = self.rule.kl_in
+
+    def weights(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """As of every learner, but for DAPO: 0 where a response was cut at its limit, and a mean over
+        tokens in place of responses.
+        """
+        weights = super().weights(rollouts)
+        lengths = [len(ids) for rollout in rollouts for ids in rollout.response_ids]
+        if self.rule.needs_end:
+            finished = [
+                ended
+                for rollout in rollouts
+                for ended in rollout.finished or [True] * len(rollout.response_ids)
+            ]
+            weights = weights * to_device(torch.tensor(finished), self.device)
+            lengths = [n * ended for n, ended in zip(lengths, finished, strict=True)]
+        if self.rule.loss_over == "batch":
+            # The loss is a mean over responses, so it is divided by the mean number of tokens in
+            # one, over all processes.
+            tokens = to_device(torch.tensor(sum(lengths)), self.device)
+            tokens = distributed.all_reduce_sum(tokens) / distributed.world_size()
+            weights = weights * len(lengths) / tokens.clamp(min=1)
+        return weights
 
     def targets(
         self, old: Evaluation, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """An advantage for each response, the same at all its tokens."""
+        sizes = [len(rollout.completions) for rollout in rollouts]
+        groups = [
+            rollout.branches if rollout.branches > 1 else self.config.chains_per_query
+            for rollout in rollouts
+        ]
+        shares = [
+            losses.share_of_equal_groups(of_role, group) if group > 1 else None
+            for of_role, group in zip(rewards.split(sizes), groups, strict=True)
+        ]
         if self.kl_in == "reward":
             log_ratios = (old.logprobs - old.ref_logprobs) * mask
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
-        rewards_by_role = rewards.split([len(rollout.completions) for rollout in rollouts])
         advantages = [
             losses.group_advantages(
                 of_role, self.config.algorithm, self.config.chains_per_query, rollout.branches
             )
-            for of_role, rollout in zip(rewards_by_role, rollouts, strict=True)
+            for of_role, rollout in zip(rewards.split(sizes), rollouts, strict=True)
         ]
-        return Targets(torch.cat(advantages)[:, None] * mask)
+        return Targets(torch.cat(advantages)[:, None] * mask, frac_reward_zero_std=shares)
 
     def loss_terms(
         self,
@@ -136,6 +170,7 @@ class GroupLearner(Learner):
             cliprange=self.ppo.cliprange,
             max_new_tokens=self.config.sampling.max_new_tokens,
             kl_coef=self.kl_controller.value if self.kl_in == "loss" else 0.0,
+            cliprange_high=self.ppo.cliprange_high,
         )
         loss = terms.loss / responses
         return terms.over(tokens)._replace(loss=loss, policy_loss=loss)

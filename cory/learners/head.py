@@ -34,11 +34,13 @@ class ChunkedHead(NamedTuple):
     """The output layer of a pass, and what it reads.
 
     layer: from hidden states to logits. hidden: (rows, R, width). positions: of a chunk.
+    temperature: by which the logits are divided.
     """
 
     layer: nn.Module
     hidden: Tensor
     positions: int
+    temperature: float
 
     def select(self, rows: Tensor, width: int) -> "ChunkedHead":
         """The rows of these indices, cut to `width` tokens."""
@@ -76,8 +78,8 @@ class ChunkedHead(NamedTuple):
         return self.hidden.flatten(0, 1).split(self.positions)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """Float32, as those of the learners' policies."""
-        return self.layer(hidden).float()
+        """Float32, as those of the learners' policies, over the temperature."""
+        return self.layer(hidden).float() / self.temperature
 
     def _of_tokens(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """The log-probabilities and entropies (positions,) of a chunk."""

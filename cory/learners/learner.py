@@ -126,6 +126,10 @@ class Learner(ABC):
             tokens, responses: response tokens and responses of the mini-batch.
         """
 
+    def weights(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """(rows,), the weight of each row in the loss: rollouts of different sizes count alike."""
+        return to_device(_role_weights(rollouts), self.device)
+
     def update(
         self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator
     ) -> list[UpdateStats]:
@@ -153,7 +157,7 @@ class Learner(ABC):
         # Advantages, from the training rewards and that KL; the loss's weight of each row.
         scaled_rewards, reward_moments = self._scale(torch.cat(list(rewards)))
         targets = self.targets(old, scaled_rewards, batch.response_mask, rollouts)
-        weights = to_device(_role_weights(rollouts), self.device)
+        weights = self.weights(rollouts)
         experience = Experience(batch, old, targets, weights)
 
         # Each epoch reads all rows in a new order, some in each optimizer step.
@@ -295,17 +299,21 @@ class Learner(ABC):
             return self._pass(self.model, rows)
 
     def _pass(self, model: torch.nn.Module, rows: Window) -> ForwardPass:
+        # Log-probabilities are those of the distribution that was sampled.
+        temperature = self.config.sampling.temperature
         positions = self.pass_size.positions_at_a_time
         if positions is None:
             with autocast(self.device, self.config.precision):
                 logits, values = model(*self._inputs(rows))
-            logprobs, all_logprobs = losses.TokenLogprobs.apply(logits, rows.response_ids)
+            logprobs, all_logprobs = losses.TokenLogprobs.apply(
+                logits, rows.response_ids, temperature
+            )
             return ForwardPass(logprobs, values, all_logprobs)
 
         with autocast(self.device, self.config.precision):
             hidden, values = model(*self._inputs(rows), run_head=False)
             layer = head.output_layer(self.accelerator.unwrap_model(model).pretrained_model)
-            chunked = ChunkedHead(layer, hidden, positions)
+            chunked = ChunkedHead(layer, hidden, positions, temperature)
             logprobs, entropies = chunked.token_logprobs(rows.response_ids)
         return ForwardPass(logprobs, values, head=chunked, entropies=entropies)
 
@@ -432,6 +440,7 @@ class Learner(ABC):
         explained_variance = None
         if returns is not None:
             explained_variance = losses.explained_variance(old.values, returns, mask).item()
+        equal_groups = experience.targets.frac_reward_zero_std or [None] * len(rollouts)
 
         # Means over the mini-batches of all epochs.
         terms = torch.stack([term.vector() for step in steps for term in step.terms]).mean(0)
@@ -449,8 +458,11 @@ class Learner(ABC):
                 dropped_steps=sum(map(self._is_dropped, steps)),
                 response_tokens=length,
                 engine_difference=engine_difference,
+                frac_reward_zero_std=share,
             )
-            for kl, length in _rollout_means(old, mask, rollouts)
+            for (kl, length), share in zip(
+                _rollout_means(old, mask, rollouts), equal_groups, strict=True
+            )
         ]
 
     def _update_kl_coef(self, stats: Sequence[UpdateStats]) -> None:

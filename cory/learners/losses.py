@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cory.algorithms import GROUP_ALGORITHMS
 from cory.parallel import distributed
 
 
@@ -13,28 +14,34 @@ class TokenLogprobs(torch.autograd.Function):
     """Log-softmax and the log-probabilities of the chosen tokens, in one array of the vocabulary's
     size.
 
-    `apply(logits (..., V), ids (...))` returns `logprobs (...)`, which carry the gradient, and
-    `all_logprobs (..., V)` for entropy and KL, which do not. Autograd's own backward pass would
-    make two more arrays of that size; it takes no longer.
+    `apply(logits (..., V), ids (...), temperature)` returns `logprobs (...)`, which carry the
+    gradient, and `all_logprobs (..., V)` for entropy and KL, which do not; both of the distribution
+    from which tokens are drawn at that temperature. Autograd's own backward pass would make two more
+    arrays of that size; it takes no longer.
     """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, ids: Tensor, temperature: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
         """See the class."""
+        if temperature != 1.0:
+            logits = logits / temperature
         all_logprobs = logits.log_softmax(-1)
+        ctx.temperature = temperature
         ctx.save_for_backward(all_logprobs, ids)
         ctx.mark_non_differentiable(all_logprobs)
         ctx.set_materialize_grads(False)  # no array of zeros for it
         return all_logprobs.gather(-1, ids[..., None]).squeeze(-1), all_logprobs
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None]:
-        """`d log p(chosen) / d logits = onehot(chosen) - p`."""
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+        """`d log p(chosen) / d logits = (onehot(chosen) - p) / temperature`."""
         if grads[0] is None:
-            return None, None
+            return None, None, None
         all_logprobs, ids = ctx.saved_tensors
-        grad = grads[0][..., None]
-        return all_logprobs.exp().mul_(-grad).scatter_add_(-1, ids[..., None], grad), None
+        grad = grads[0][..., None] / ctx.temperature
+        return all_logprobs.exp().mul_(-grad).scatter_add_(-1, ids[..., None], grad), None, None
 
 
 @torch.no_grad()
@@ -166,6 +173,7 @@ def ppo_losses(
     cliprange: float,
     cliprange_value: float,
     vf_coef: float,
+    cliprange_high: float | None = None,
 ) -> LossTerms:
     """TRL's clipped losses (Eq. 11, 13), summed over response tokens.
 
@@ -177,10 +185,11 @@ def ppo_losses(
         weights: (batch,), of each row in both losses.
         cliprange, cliprange_value: of the probability ratio and of the values.
         vf_coef: weight of the value loss.
+        cliprange_high: of a ratio above 1; None: `cliprange`.
     """
     ratio = ((logprobs - old_logprobs) * mask).exp()  # 1 at padding, where it could overflow
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
+    clipped = -advantages * _clip(ratio, cliprange, cliprange_high)
     policy_loss = _total(weights[:, None] * torch.max(unclipped, clipped), mask)  # Eq. 11
 
     clipped_values = torch.max(
@@ -205,37 +214,52 @@ def _total(x: Tensor, mask: Tensor) -> Tensor:
     return (x * mask).sum()
 
 
+def _clip(ratio: Tensor, cliprange: float, cliprange_high: float | None) -> Tensor:
+    """The probability ratio within its range."""
+    high = cliprange if cliprange_high is None else cliprange_high
+    return ratio.clamp(1.0 - cliprange, 1.0 + high)
+
+
 def group_advantages(rewards: Tensor, algorithm: str, group_size: int, branches: int = 1) -> Tensor:
     """The advantage of each response, from the rewards of its role alone.
 
     Args:
         rewards: (rows,), those of a group one after the other, then the next group's.
-        algorithm: see below.
+        algorithm: its name in `GROUP_ALGORITHMS`, which says what its baseline is.
         group_size: chains per query, which are a group.
         branches: above 1, so many responses to the same response of the role before are a group instead. The mean of
             the others is then REINFORCE's baseline, too: they share all that the response depends on.
 
-    `grpo`: minus the group's mean, over its standard deviation + 1e-4 (Shao et al., 2024);
-    `dr_grpo`: without the division (Liu et al., 2025); `rloo`: minus the mean of the others of the
-    group (Ahmadian et al., 2024); `reinforce`: minus the mean of the role's batch, over all
-    processes.
+    The mean of the role's batch is over all processes; a standard deviation gets 1e-4 added.
 
     >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
     [-2.0, 2.0, 0.0, 0.0]
     """
+    rule = GROUP_ALGORITHMS[algorithm]
     if branches > 1:
         group_size = branches
-    elif algorithm == "reinforce":
+    elif rule.baseline == "batch":
         total = distributed.all_reduce_sum(rewards.sum(0, keepdim=True)) / distributed.world_size()
         return rewards - total / len(rewards)
     groups = rewards.view(-1, group_size)
     centred = groups - groups.mean(1, keepdim=True)
-    if algorithm in ("rloo", "reinforce"):
+    if rule.baseline != "group":
         # Equals subtracting the mean of the others.
         centred = centred * group_size / (group_size - 1)
-    if algorithm == "grpo":
+    if rule.divides_by_std:
         centred = centred / (groups.std(1, keepdim=True) + 1e-4)
     return centred.flatten()
+
+
+def share_of_equal_groups(rewards: Tensor, group_size: int) -> float:
+    """The share of groups, over all processes, whose rewards are all equal.
+
+    >>> share_of_equal_groups(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2)
+    0.5
+    """
+    groups = rewards.view(-1, group_size)
+    equal = (groups == groups[:, :1]).all(1).float().mean()
+    return (distributed.all_reduce_sum(equal) / distributed.world_size()).item()
 
 
 def group_losses(
@@ -251,12 +275,12 @@ def group_losses(
     cliprange: float,
     max_new_tokens: int,
     kl_coef: float,
+    cliprange_high: float | None = None,
 ) -> LossTerms:
     """The clipped loss, summed over responses, and statistics summed over response tokens.
 
-    `grpo`: mean over a response's tokens, each with its probability ratio; `dr_grpo`: their sum
-    over `max_new_tokens`, a constant; `rloo`, `reinforce`: one ratio, that of the whole response (as
-    current TRL has it).
+    `GROUP_ALGORITHMS` says over what the loss of a response is taken. With a mean over the tokens of
+    the batch it is their sum: the weights divide by the mean number of tokens.
 
     Args:
         logprobs, entropies: of the policy being trained; all tensors but the weights are (batch, R).
@@ -265,13 +289,17 @@ def group_losses(
         advantages: equal along a row.
         mask: 1 where there is a response token.
         weights: (batch,), of each response in the loss.
-        algorithm: see above.
+        algorithm: its name in `GROUP_ALGORITHMS`.
         cliprange: of the probability ratio.
         max_new_tokens: that of the settings.
-        kl_coef: of the KL to the reference as a loss term, by the k3 estimate `exp(d) - d - 1`, `d`
-            the reference's log-probability minus the policy's (Schulman, 2020); 0: none.
+        kl_coef: of the KL to the reference as a loss term, 0: none. It is the ratio, not clipped,
+            times the k3 estimate `exp(d) - d - 1`, `d` the reference's log-probability minus the
+            policy's (Schulman, 2020). The gradient goes through both: that of k3 alone is not the
+            KL's, even where the ratio is 1.
+        cliprange_high: of a ratio above 1; None: `cliprange`.
     """
-    of_responses = algorithm in ("rloo", "reinforce")
+    loss_over = GROUP_ALGORITHMS[algorithm].loss_over
+    of_responses = loss_over == "response"
 
     difference = (logprobs - old_logprobs) * mask
     if of_responses:
@@ -281,19 +309,22 @@ def group_losses(
     else:
         ratio = difference.exp()
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + cliprange)
+    clipped = -advantages * _clip(ratio, cliprange, cliprange_high)
     policy_terms = torch.max(unclipped, clipped)
 
     kl_terms = torch.zeros_like(difference)
     if kl_coef:
         gap = (ref_logprobs - logprobs) * mask
-        kl_terms = kl_coef * (gap.exp() - gap - 1)
+        kl_terms = kl_coef * ratio * (gap.exp() - gap - 1)
 
     if of_responses:
         response_losses = policy_terms[:, 0] + kl_terms.sum(1)
     else:
-        divisor = mask.sum(1) if algorithm == "grpo" else max_new_tokens
-        response_losses = ((policy_terms + kl_terms) * mask).sum(1) / divisor
+        response_losses = ((policy_terms + kl_terms) * mask).sum(1)
+        if loss_over == "tokens":
+            response_losses = response_losses / mask.sum(1)
+        elif loss_over == "limit":
+            response_losses = response_losses / max_new_tokens
 
     loss = (weights * response_losses).sum()
     return LossTerms(

@@ -105,6 +105,7 @@ class PPOLearner(Learner):
             cliprange=self.ppo.cliprange,
             cliprange_value=self.ppo.cliprange_value,
             vf_coef=self.ppo.vf_coef,
+            cliprange_high=self.ppo.cliprange_high,
         )
         return terms.over(tokens)
 

@@ -70,17 +70,21 @@ class Evaluation:
 
 @dataclass
 class Targets:
-    """What the loss makes of the rewards: advantages, and for PPO the returns that values are fitted to."""
+    """What the loss makes of the rewards: advantages, and for PPO the returns that values are fitted to.
+
+    `frac_reward_zero_std`: of each rollout, where responses are compared in groups.
+    """
 
     advantages: Tensor
     returns: Tensor | None = None
+    frac_reward_zero_std: Sequence[float | None] | None = None
 
 
 @dataclass
 class Experience:
     """The rows of all rollouts of an update, one rollout after the other; or some of them.
 
-    `weights`: (rows,), of each row's part of the loss.
+    `weights`: (rows,), of each row's part of the loss; 0 leaves it out.
     """
 
     window: Window
@@ -130,10 +134,11 @@ class UpdateStats:
     """Statistics of one rollout's part in an update; names and formulas are those of
     docs/metrics.md.
 
-    `kl` and `response_tokens` are the rollout's own: the means over its rows of a response's summed
-    KL and of its length, under the policy that sampled, before the first optimizer step. The others
-    are of the whole update, the same for all its rollouts; a frozen agent has none of them but
-    `dropped_steps`, which is 0.
+    `kl`, `response_tokens` and `frac_reward_zero_std` are the rollout's own: the means over its rows
+    of a response's summed KL and of its length, under the policy that sampled, before the first
+    optimizer step, and the share of its groups with equal rewards. The others are of the whole
+    update, the same for all its rollouts; a frozen agent has none of them but `dropped_steps`, which
+    is 0.
     """
 
     kl: float
@@ -147,6 +152,7 @@ class UpdateStats:
     dropped_steps: int = 0
     response_tokens: float
     engine_difference: float | None = None  # where an engine has sampled
+    frac_reward_zero_std: float | None = None  # where responses are compared in groups
 
     def metrics(self) -> dict[str, float]:
         """The statistics by name, without those that this update does not have."""

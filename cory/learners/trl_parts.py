@@ -67,6 +67,7 @@ OURS = (
     "micro_batch",
     "value_head_init",
     "kl_in",
+    "cliprange_high",
     "schedule",
     "warmup",
     "optimizer",

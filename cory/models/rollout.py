@@ -21,6 +21,8 @@ class Rollout:
         role: name of its role in the chain.
         branches: how many rows, one after the other, answer the same response of the role before
             (`Config.branches`).
+        finished: of each row, whether its response ended by itself, and was not cut at its limit;
+            empty: all did.
     """
 
     prompts: list[Any]
@@ -31,6 +33,7 @@ class Rollout:
     agent: str = ""
     role: str = ""
     branches: int = 1
+    finished: list[bool] = field(default_factory=list)
 
     def rows(self, index: slice) -> "Rollout":
         """Some of its rows."""
@@ -41,4 +44,5 @@ class Rollout:
             prompt_ids=self.prompt_ids[index],
             response_ids=self.response_ids[index],
             logprobs=self.logprobs[index],
+            finished=self.finished[index],
         )

@@ -68,7 +68,7 @@ def sample(
         keep_logits: whether the logits are returned.
     """
     ends = end_tokens(model, tokenizer) if ends is None else ends
-    has_ended = partial(_has_ended, tokenizer, ends, settings.stop)
+    has_ended = partial(ends_response, tokenizer, ends, settings.stop)
     warp = warpers(settings)
     pad_id = pad_token(tokenizer)
     if not keeps_keys_and_values(model):
@@ -233,7 +233,7 @@ def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     return tokens.clamp(max=cumulative.shape[1] - 1)
 
 
-def _has_ended(
+def ends_response(
     tokenizer: PreTrainedTokenizerBase,
     ends: Sequence[int],
     stop: Sequence[str],

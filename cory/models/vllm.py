@@ -106,8 +106,9 @@ class Engine:
         current weights.
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability
-        of each token, as the engine computes it, at temperature 1. The random numbers are the
-        server's. `ends`, `stop`: tokens and texts that end a response.
+        of each token, as the engine computes it, at the sampling temperature if the server was
+        started with what `_command` says. The random numbers are the server's. `ends`, `stop`:
+        tokens and texts that end a response.
 
         Raises a UserError if the server does not answer, or refuses.
         """
@@ -236,6 +237,9 @@ def _command(agents: Sequence[Config]) -> str:
     port = url.port or (443 if url.scheme == "https" else 80)
     dtype = "bfloat16" if config.precision == "bf16" else model.dtype
     options = ""
+    if config.sampling.temperature != 1.0:
+        # Else the server's log-probabilities are at temperature 1.
+        options += " --logprobs-mode processed_logprobs"
     if model.revision:
         options += f" --revision {model.revision}"
     if model.trust_remote_code:

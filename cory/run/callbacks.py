@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
 import time
@@ -98,12 +97,22 @@ def load_callbacks(names: list[str] | str) -> list[Callback]:
 
 
 class HeldOut(Callback):
-    """Every `eval_every` iterations, rewards on held-out queries: adds `eval_task_reward` and `eval_team_reward` to the
-    records.
+    """Before training and every `eval_every` iterations, rewards on held-out queries: adds `eval_task_reward` and
+    `eval_team_reward` to the records, and those before training to the first iteration's, as
+    `eval_task_reward_before` and `eval_team_reward_before`.
 
     The iteration's chain answers them, with the same random numbers each time. Training does not
     notice, as its random numbers are others.
+
+    Attributes:
+        before: by role, the rewards before training by name; of a run that is continued, empty.
+        latest: the newest rewards by name, means over the roles; empty before any.
     """
+
+    def __init__(self) -> None:
+        self.before: dict[str, dict[str, float]] = {}
+        self.latest: dict[str, float] = {}
+        self.seconds = 0.0  # since the last line of timings.jsonl
 
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         if trainer.eval_dataset is None:
@@ -114,38 +123,57 @@ class HeldOut(Callback):
             f"eval_every: {overlap['queries']} held-out queries ({overlap['distinct']} distinct), "
             f"{100 * overlap['in_training']:.3g} % of them also in training"
         )
+        if trainer.state.iteration == 0:
+            order = trainer.schedule.order(0)
+            self.before = self._measure(trainer, [trainer.agents[index] for index in order])
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
-        if trainer.eval_dataset is None or (iteration.index + 1) % trainer.config.eval_every:
+        if trainer.eval_dataset is None:
             return
+        if iteration.index == 0:
+            for record in iteration.records:
+                for name, reward in self.before[record["role"]].items():
+                    record[f"{name}_before"] = reward
+        if (iteration.index + 1) % trainer.config.eval_every == 0:
+            by_role = self._measure(trainer, iteration.chain)
+            for record in iteration.records:
+                record |= by_role[record["role"]]
+        if self.seconds:
+            iteration.timings["seconds_evaluate"] = round(self.seconds, 6)
+            self.seconds = 0.0
+
+    def _measure(self, trainer: CoryTrainer, chain: Sequence[Agent]) -> dict[str, dict[str, float]]:
+        """Each role's rewards by name."""
         started = time.perf_counter()
-        task_rewards, team_reward = evaluate(trainer, iteration, trainer.eval_dataset)
-        roles = [rollout.role for rollout in iteration.rollouts]
-        reward_of_role = dict(zip(roles, task_rewards, strict=True))
-        for record in iteration.records:
-            record["eval_task_reward"] = reward_of_role[record["role"]]
-            if team_reward is not None:
-                record["eval_team_reward"] = team_reward
-        iteration.timings["seconds_evaluate"] = round(time.perf_counter() - started, 6)
+        assert trainer.eval_dataset is not None
+        task_rewards, team_reward = evaluate(trainer, chain, trainer.eval_dataset)
+        of_team = {} if team_reward is None else {"eval_team_reward": team_reward}
+        by_role = {
+            trainer.task.prompts.name(role): {"eval_task_reward": reward, **of_team}
+            for role, reward in enumerate(task_rewards)
+        }
+        self.latest = held_out_rewards(list(by_role.values()))
+        self.seconds += time.perf_counter() - started
+        return by_role
 
 
 def evaluate(
-    trainer: CoryTrainer, iteration: Iteration, dataset: datasets.Dataset
+    trainer: CoryTrainer, chain: Sequence[Agent], dataset: datasets.Dataset
 ) -> tuple[list[float], float | None]:
-    """Each role's mean task reward on the rows of a dataset, which the iteration's chain answers,
-    and the mean team reward; None without one.
+    """Each role's mean task reward on the rows of a dataset, which the chain answers, and the mean
+    team reward; None without one.
     """
     config = trainer.config
     world_size = distributed.world_size()
     own_rows = list(range(len(dataset))[distributed.rank() :: world_size])
     batch_size = config.ppo.batch_size // world_size
 
-    generators = trainer.generators(Purpose.HELD_OUT, iteration.chain)
-    task_rewards: list[list[float]] = [[] for _ in iteration.chain]
+    generators = trainer.generators(Purpose.HELD_OUT, chain)
+    task_rewards: list[list[float]] = [[] for _ in chain]
     team_rewards: list[float] = []
     for start in range(0, len(own_rows), batch_size):
         batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
-        rollouts = trainer.roll_out(iteration.chain, batch, generators)
+        rollouts = trainer.roll_out(chain, batch, generators)
         for role, scores in enumerate(score_rollouts(trainer.task, batch, rollouts)):
             task_rewards[role] += scores.total.tolist()
         of_team = score_team(trainer.task, batch, rollouts)
@@ -278,7 +306,10 @@ class EarlyStopping(Callback):
     """Ends a run after `guards.patience` held-out evaluations without a better reward: the task reward, mean over the
     roles, plus the team reward, if there is one.
 
-    Whenever that reward is the best so far, the agents are saved in RUN/best.
+    Whenever that reward is the best so far, the agents are saved in RUN/best. That before training is the first.
+
+    Args:
+        held_out: has measured it.
 
     Attributes:
         best: the evaluation with the largest reward so far: `iterations`, and its rewards by name; empty before the
@@ -286,7 +317,8 @@ class EarlyStopping(Callback):
         waited: evaluations since then.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held_out: HeldOut) -> None:
+        self.held_out = held_out
         self.best: dict[str, float] = {}
         self.waited = 0
 
@@ -297,17 +329,24 @@ class EarlyStopping(Callback):
         self.best = state["best"]
         self.waited = state["waited"]
 
+    def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
+        if trainer.config.guards.patience is not None and self.held_out.before:
+            self._keep(trainer)
+
+    def _keep(self, trainer: CoryTrainer) -> None:
+        """Saves the agents and their newest rewards as the best."""
+        self.best = {"iterations": trainer.state.iteration, **self.held_out.latest}
+        self.waited = 0
+        save_agents(trainer.run, trainer.agents, BEST)
+
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         patience = trainer.config.guards.patience
         if patience is None or "eval_task_reward" not in iteration.records[0]:
             return
         run = trainer.run
-        rewards = held_out_rewards(iteration.records)
-        largest = _sum_of_rewards(self.best) if self.best else -math.inf
-        if _sum_of_rewards(rewards) > largest:
-            self.best = {"iterations": iteration.index + 1, **rewards}
-            self.waited = 0
-            save_agents(run, trainer.agents, BEST)
+        largest = _sum_of_rewards(self.best)
+        if _sum_of_rewards(self.held_out.latest) > largest:
+            self._keep(trainer)
             return
         self.waited += 1
         if self.waited >= patience:
@@ -325,7 +364,7 @@ class EarlyStopping(Callback):
 
 
 def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The held-out rewards of an iteration by name: means over the roles."""
+    """The held-out rewards of an evaluation by name: means over the records, one for each role."""
     return {
         name: statistics.fmean(record[name] for record in records)
         for name in HELD_OUT_REWARDS
@@ -338,9 +377,17 @@ def _sum_of_rewards(rewards: Mapping[str, float]) -> float:
 
 
 class Progress(Callback):
-    """Shows each agent's role, task reward and KL."""
+    """Shows each agent's role, task reward and KL, and the newest held-out reward: the task reward, mean over the
+    roles, plus the team reward, if there is one.
+
+    Args:
+        held_out: has measured it.
+    """
 
     bar: tqdm
+
+    def __init__(self, held_out: HeldOut) -> None:
+        self.held_out = held_out
 
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         hidden = not (run.writes and sys.stderr.isatty())
@@ -357,6 +404,11 @@ class Progress(Callback):
         if not trainer.run.writes:
             return
         text = progress_line(iteration.records)
+        if self.held_out.latest:
+            # In the first line the reward before training, to which later ones compare.
+            before = list(self.held_out.before.values()) if iteration.index == 0 else []
+            rewards = held_out_rewards(before) if before else self.held_out.latest
+            text += f" | held out {_sum_of_rewards(rewards):+.2f}"
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update()
 

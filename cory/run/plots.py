@@ -33,7 +33,8 @@ def plot_curves(
 ) -> None:
     """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
 
-    Where there is a team reward it is shown, too.
+    Where there is a team reward it is shown, too. Rewards on held-out queries are dots, from the one before training
+    on; each is at the iteration that samples from the weights which it measured.
 
     Args:
         history: rows of metrics.jsonl.
@@ -72,6 +73,12 @@ def plot_curves(
             y = [record[metric] for record in rows]
             axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
             axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=name)
+            held_out = held_out_points(rows, metric)
+            if held_out:
+                style = {"marker": "o", "ms": 3.5, "mec": "white", "mew": 0.5, "ls": ":"}
+                axis.plot(
+                    *zip(*held_out, strict=True), color=colour, label=f"{name}, held out", **style
+                )
         for start, end in zip(first_observing, last_observing, strict=True):
             axis.axvspan(start - 0.5, end + 0.5, color="0.92", lw=0, zorder=0)
         axis.set(title=title, xlabel="iteration")
@@ -87,6 +94,13 @@ def plot_curves(
         figure.suptitle(note, fontsize=9)
     figure.savefig(path, dpi=130)
     plt.close(figure)
+
+
+def held_out_points(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
+    """A reward on held-out queries by the number of iterations before it was measured; none of other metrics."""
+    name = f"eval_{metric}"
+    before = [(0, row[f"{name}_before"]) for row in rows if f"{name}_before" in row]
+    return before + [(row["iteration"] + 1, row[name]) for row in rows if name in row]
 
 
 def svg(draw: Callable[[Path], None]) -> str:

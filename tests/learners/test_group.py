@@ -89,14 +89,18 @@ def plain_loss(model, ref, olds, queries, responses, advantages, algorithm, kl_c
         if algorithm in ("rloo", "reinforce"):
             ratio = torch.exp(new.sum() - old.sum())
             total = (
-                total - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) + sum(k3)
+                total
+                - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                + ratio * sum(k3)
             )
             continue
         tokens = 0.0
         for t in range(len(response)):
             ratio = torch.exp(new[t] - old[t])
             tokens = (
-                tokens - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage) + k3[t]
+                tokens
+                - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
+                + ratio * k3[t]
             )
         total = total + tokens / (len(response) if algorithm == "grpo" else LONGEST)
     return total / len(queries)
@@ -163,7 +167,7 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, kl_in, share
     found = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
     # By two gradients; log-probabilities are float32 there, and here float64.
     moved = (expected - before).abs().max()
-    assert moved / rate > 1e-2 and (found - expected).abs().max() < 1e-6 * moved
+    assert moved / rate > 1e-2 and (found - expected).abs().max() < 2e-6 * moved
     assert all((layout is not None) == shared for layout in laid_out)
     assert shared or stats.clip_fraction > 0 or (kl_in, algorithm) == ("loss", "dr_grpo")
 

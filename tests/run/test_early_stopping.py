@@ -55,8 +55,8 @@ class Interrupt(Callback):
 def planned(monkeypatch):
     """Held-out rewards are those of HELD_OUT."""
 
-    def evaluate(trainer, iteration, rows):
-        return [HELD_OUT[iteration.index]] * 2, None
+    def evaluate(trainer, chain, rows):
+        return [[0.5, *HELD_OUT][trainer.state.iteration]] * 2, None
 
     monkeypatch.setattr(callbacks, "evaluate", evaluate)
 
@@ -141,7 +141,7 @@ def test_the_team_reward_counts(config, monkeypatch):
     monkeypatch.setattr(
         callbacks,
         "evaluate",
-        lambda trainer, iteration, rows: ([0.0, 0.0], HELD_OUT[iteration.index]),
+        lambda trainer, chain, rows: ([0.0, 0.0], [0.5, *HELD_OUT][trainer.state.iteration]),
     )
     run = train(config)
     reached = {"iterations": 2, "eval_task_reward": 0.0, "eval_team_reward": 3.0}

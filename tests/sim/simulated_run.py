@@ -28,6 +28,7 @@ LEARNERS = {
     "ppo": {"ppo": PPO, "eval_every": 1},
     "grpo": {"group_size": 2, "lora": LoraConfig(rank=4)},
     "dr_grpo": {"group_size": 2},
+    "dapo": {"group_size": 2},
     "rloo": {"group_size": 2},
     "reinforce": {"cory": CoryConfig(exchange_period=1, credit="counterfactual")},
 }

@@ -1,0 +1,58 @@
+"""The primary comparisons of a page about learners: groups against the baseline, seed by seed."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from cory.metrics import TITLES
+from study.cells import Rows
+from study.equal_reward import CORRECTED
+from study.frame import Study
+from study.held_out import held_out_by_seed
+from study.intervals import difference, direction, holm, over_seeds
+
+HELD_OUT = "held out: "  # before the name of a metric of the evaluation, in one call
+
+
+def differences(study: Study, metrics: Sequence[str]) -> Rows:
+    """By metric and group: both means, and the group minus the baseline; all that stand here are corrected for.
+
+    Args:
+        metrics: of the end of training, or with `held out: ` before it of the evaluation, in one call.
+    """
+    compared = []
+    for metric in metrics:
+        by_seed = _by_seed(study, metric)
+        for name in study.groups:
+            base = study.base_of(name)
+            if base is not None and base != name:
+                ours, theirs = by_seed[name].dropna(), by_seed[base].dropna()
+                row = {
+                    "metric": _title(metric),
+                    "group": name,
+                    "n": str(len(ours)),
+                    "mean": over_seeds(ours).plus_minus(3),
+                    f"mean of {base}": over_seeds(theirs).plus_minus(3),
+                }
+                compared.append((row, difference(ours, theirs)))
+    holds = holm([interval.p for _, interval in compared])
+    return [
+        row
+        | {
+            "difference": f"{interval.text('+.3f')} {direction(interval)} {CORRECTED * is_held}".strip()
+        }
+        for (row, interval), is_held in zip(compared, holds, strict=True)
+    ]
+
+
+def _by_seed(study: Study, metric: str) -> pd.DataFrame:
+    """A column per group, a row per seed."""
+    if metric.startswith(HELD_OUT):
+        return held_out_by_seed(study, metric.removeprefix(HELD_OUT), calls=1)
+    return study.by_seed(metric)
+
+
+def _title(metric: str) -> str:
+    if metric.startswith(HELD_OUT):
+        return f"{HELD_OUT}{_title(metric.removeprefix(HELD_OUT))}"
+    return TITLES.get(metric, metric)

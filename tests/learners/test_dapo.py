@@ -1,0 +1,186 @@
+"""DAPO against a plain loop: a mean over the tokens of the batch, without responses that were cut."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_gpt2, sentences
+from test_ppo import ragged, rollout_of
+
+from cory.agent import make_agents
+from cory.config import Config, PPOConfig, SamplingConfig
+from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.losses import group_advantages, group_losses, ppo_losses
+from cory.parallel import distributed
+
+CPU = torch.device("cpu")
+FINISHED = [True, False, True, True, True, True, False, True]
+
+
+def make(tokenizer, algorithm="dapo", **settings):
+    """A learner in double precision, by plain gradient steps."""
+    base = make_gpt2(tokenizer).double()
+    reference = make_gpt2(tokenizer, seed=1).double().requires_grad_(False)
+    defaults = {"batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 1, "learning_rate": 0.05}
+    config = Config(
+        device="cpu",
+        algorithm=algorithm,
+        group_size=4,
+        ppo=PPOConfig(**defaults | settings, optimizer="SGD"),
+        sampling=SamplingConfig(max_new_tokens=12),
+    )
+    return GroupLearner(
+        WindowPolicy(copy.deepcopy(base)), WindowPolicy(reference), tokenizer, config, CPU
+    )
+
+
+def update(learner, finished, seed=0):
+    queries, responses, scores = ragged(seed=seed)
+    rollout = replace(rollout_of(queries, responses), finished=finished)
+    (stats,) = learner.update([rollout], [scores], np.random.default_rng(seed))
+    return stats
+
+
+def weights(learner):
+    return torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
+
+
+def plain_step(learner, finished, low=0.2, high=0.2):
+    """The loss of the first step, and the weights after it."""
+    queries, responses, scores = ragged()
+    model = copy.deepcopy(learner.policy)
+    advantages = group_advantages(scores, "grpo", 4)
+    total, count = 0.0, 0
+    for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
+        if not finished[row]:
+            continue
+        ids = torch.cat([query, response])
+        index = response[:, None]
+        new, ref = (
+            m(ids[None]).logits[0, len(query) - 1 : -1].log_softmax(-1).gather(1, index)[:, 0]
+            for m in (model, learner.reference.pretrained_model)
+        )
+        for t in range(len(response)):
+            ratio = torch.exp(new[t] - new[t].detach())
+            clipped = ratio.clamp(1 - low, 1 + high)
+            gap = ref[t].detach() - new[t]
+            kl = learner.kl_controller.value * ratio * (gap.exp() - gap - 1)
+            total = total - torch.min(ratio * advantages[row], clipped * advantages[row]) + kl
+            count += 1
+    loss = total / count
+    loss.backward()
+    rate = learner.ppo.learning_rate
+    return loss.item(), torch.cat(
+        [(p - rate * p.grad).detach().flatten() for p in model.parameters()]
+    )
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {},
+        {"micro_batch": 3},
+        {"mini_batch_size": 2, "gradient_accumulation_steps": 4},
+        {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "micro_batch": 1},
+    ],
+    ids=["whole", "micro-batches", "accumulation", "both"],
+)
+@pytest.mark.parametrize("finished", [FINISHED, [True] * 8], ids=["some cut", "none cut"])
+def test_loss_and_gradient_equal_a_plain_loop(tokenizer, split, finished):
+    """However the batch is split, each token counts alike."""
+    learner = make(tokenizer, **split)
+    before = weights(learner)
+    loss, expected = plain_step(learner, finished)
+    stats = update(learner, finished)
+    assert stats.policy_loss == pytest.approx(loss, rel=1e-5)
+    moved = (expected - before).abs().max()
+    assert moved > 1e-3 and (weights(learner) - expected).abs().max() < 2e-6 * moved
+
+
+def test_the_mean_is_over_the_tokens_of_all_processes(tokenizer, monkeypatch):
+    learner = make(tokenizer)
+    _, responses, _ = ragged()
+    halves = []
+    for rows in (slice(0, 4), slice(4, 8)):
+        of_process = rollout_of([None] * 4, responses[rows])
+        halves.append(replace(of_process, finished=FINISHED[rows]))
+    counted = [len(r) for r, ended in zip(responses, FINISHED, strict=True) if ended]
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    monkeypatch.setattr(distributed, "all_reduce_sum", lambda tensor: 0 * tensor + sum(counted))
+    for half in halves:
+        weights = learner.weights([half])
+        # Each process divides by its own responses, and gradients are averaged over processes.
+        expected = [ended / sum(counted) for ended in half.finished]
+        assert (weights / 4 / 2).tolist() == pytest.approx(expected)
+
+
+def test_a_batch_of_cut_responses_moves_nothing(tokenizer):
+    learner = make(tokenizer)
+    before = weights(learner)
+    stats = update(learner, [False] * 8)
+    assert stats.policy_loss == 0.0 and torch.equal(weights(learner), before)
+
+
+def test_four_chains_answer_a_query_by_default():
+    assert Config(algorithm="dapo").chains_per_query == 4
+
+
+def test_other_algorithms_learn_from_cut_responses(tokenizer):
+    results = []
+    for finished in (FINISHED, [True] * 8):
+        learner = make(tokenizer, "grpo")
+        update(learner, finished)
+        results.append(weights(learner))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    "ratio, advantage, clips", [(1.25, 1.0, False), (1.3, 1.0, True), (0.75, -1.0, True)]
+)
+@pytest.mark.parametrize("kind", ["ppo", "dapo"])
+def test_a_ratio_above_1_has_a_range_of_its_own(kind, ratio, advantage, clips):
+    one = torch.ones(1, 1)
+    common = {
+        "logprobs": torch.full((1, 1), ratio).log(),
+        "entropies": one,
+        "old_logprobs": 0 * one,
+        "advantages": advantage * one,
+        "mask": one,
+        "weights": torch.ones(1),
+        "cliprange": 0.2,
+        "cliprange_high": 0.28,
+    }
+    if kind == "ppo":
+        values = {"values": one, "old_values": one, "returns": one}
+        terms = ppo_losses(**common, **values, cliprange_value=0.2, vf_coef=0.1)
+    else:
+        terms = group_losses(
+            **common, ref_logprobs=one, algorithm="dapo", max_new_tokens=1, kl_coef=0.0
+        )
+    limit = min(max(ratio, 0.8), 1.28)
+    assert terms.policy_loss.item() == pytest.approx(-advantage * (limit if clips else ratio))
+    assert terms.clip_fraction.item() == clips
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "dapo", "rloo", "reinforce"])
+def test_the_share_of_groups_with_equal_rewards(tokenizer, algorithm):
+    learner = make(tokenizer, algorithm)
+    queries, responses, _ = ragged()
+    rewards = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0])
+    rollouts = [rollout_of(queries, responses)]
+    (stats,) = learner.update(rollouts, [rewards], np.random.default_rng(0))
+    assert stats.metrics()["frac_reward_zero_std"] == 0.5
+
+
+def test_agents_say_which_responses_ended(config):
+    """By an end token or a stop text; what is cut at its limit did not."""
+    agent = make_agents(config)[0]
+    rollout = agent.respond(sentences(16), 12, torch.Generator().manual_seed(0), stop=["good"])
+    end = agent.tokenizer.eos_token_id
+    ended = [
+        ids[-1].item() == end or "good" in agent.tokenizer.decode(ids)
+        for ids in rollout.response_ids
+    ]
+    assert rollout.finished == ended and 0 < sum(ended) < 16

@@ -1,0 +1,152 @@
+"""Log-probabilities, KL and gradients are those of the distribution that was sampled."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_gpt2, sentences
+from test_ppo import ragged, rollout_of
+
+from cory.agent import make_agents
+from cory.config import Config, PPOConfig, SamplingConfig
+from cory.evaluation.answer import Answerer
+from cory.learners import head
+from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.ppo import PPOLearner
+from cory.learners.trl_parts import PolicyWithValueHead
+from cory.models import window
+from cory.models.sample import sample
+from cory.models.text import pad_token
+from cory.streams import Purpose, Stream
+
+CPU = torch.device("cpu")
+TEMPERATURE = 0.6
+
+
+def make(tokenizer, algorithm="grpo", temperature=TEMPERATURE, **settings):
+    """A learner whose reference differs from its policy."""
+    defaults = {"batch_size": 8, "mini_batch_size": 8, "optimizer": "SGD", "learning_rate": 0.01}
+    config = Config(
+        device="cpu",
+        algorithm=algorithm,
+        group_size=4,
+        ppo=PPOConfig(**defaults | settings),
+        sampling=SamplingConfig(max_new_tokens=12, temperature=temperature),
+    )
+    wrap, learner = (
+        (PolicyWithValueHead, PPOLearner) if algorithm == "ppo" else (WindowPolicy, GroupLearner)
+    )
+    torch.manual_seed(5)
+    policy = wrap(make_gpt2(tokenizer))
+    reference = WindowPolicy(make_gpt2(tokenizer, seed=1)).requires_grad_(False)
+    return learner(policy, reference, tokenizer, config, CPU)
+
+
+def plain(model, query, response):
+    """All log-probabilities (tokens, vocabulary) of a response at the temperature, without padding or batches."""
+    logits = model(torch.cat([query, response])[None]).logits[0, len(query) - 1 : -1]
+    return (logits / TEMPERATURE).log_softmax(-1)
+
+
+@pytest.mark.parametrize("in_chunks", [False, True])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_numbers_are_those_of_the_tempered_distributions(
+    tokenizer, algorithm, in_chunks, monkeypatch
+):
+    if in_chunks:
+        monkeypatch.setattr(head, "CHUNK", {"cpu": 2000})
+        monkeypatch.setattr(head, "WHOLE", {"cpu": 2000})
+    learner = make(tokenizer, algorithm)
+    queries, responses, _ = ragged()
+    batch = window.pack(queries, responses, pad_token(tokenizer))
+    found = learner.evaluate(batch)
+    passed = learner.forward(batch)
+    entropy = passed.entropy(8)
+    rows = zip(queries, responses, strict=True)
+    for row, (query, response) in enumerate(rows):
+        policy = plain(learner.policy, query, response)
+        reference = plain(learner.reference.pretrained_model, query, response)
+        length = len(response)
+        for name, all_logprobs in (("logprobs", policy), ("ref_logprobs", reference)):
+            expected = all_logprobs.gather(1, response[:, None])[:, 0]
+            torch.testing.assert_close(getattr(found, name)[row, :length], expected.detach())
+        kl = (policy.exp() * (policy - reference)).sum(1)
+        torch.testing.assert_close(found.kl[row, :length], kl.detach(), rtol=1e-4, atol=1e-5)
+        of_row = -(policy.exp() * policy).sum(1)
+        torch.testing.assert_close(entropy[row, :length], of_row.detach(), rtol=1e-4, atol=1e-5)
+
+    # The gradient of the tokens' log-probabilities.
+    (passed.logprobs * batch.response_mask).sum().backward()
+    model = copy.deepcopy(learner.policy)
+    model.zero_grad()
+    for query, response in zip(queries, responses, strict=True):
+        plain(model, query, response).gather(1, response[:, None]).sum().backward()
+    for found_one, expected in zip(learner.policy.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(found_one.grad, expected.grad, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_micro_batches_change_no_number(tokenizer, algorithm):
+    queries, responses, scores = ragged()
+    weights = []
+    for settings in ({}, {"micro_batch": 3}):
+        learner = make(tokenizer, algorithm, **settings)
+        before = [p.detach().clone() for p in learner.policy.parameters()]
+        learner.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
+        weights.append([p.detach() for p in learner.policy.parameters()])
+    for whole, split in zip(*weights, strict=True):
+        torch.testing.assert_close(split, whole, rtol=0, atol=1e-5)
+    assert any(not torch.equal(a, b) for a, b in zip(weights[0], before, strict=True))
+
+
+def test_log_probabilities_are_those_of_the_sampler(tokenizer):
+    """Tokens drawn at a temperature are on-policy: the mean of exp(log p - log q) over them is 1."""
+    learner = make(tokenizer)
+    query = torch.tensor([5, 9, 20])
+    settings = learner.config.sampling
+    generator = torch.Generator().manual_seed(0)
+    drawn = sample(
+        learner.policy, tokenizer, [query] * 4000, settings, 1, generator, ends=[]
+    ).responses
+    counts = torch.bincount(torch.cat(drawn), minlength=len(tokenizer)) / len(drawn)
+    everything = [torch.tensor([token]) for token in range(len(tokenizer))]
+    batch = window.pack([query] * len(tokenizer), everything, pad_token(tokenizer))
+    probabilities = learner.forward(batch).logprobs[:, 0].exp().detach()
+    assert probabilities.sum().item() == pytest.approx(1, abs=1e-4)
+    assert (counts - probabilities).abs().max() < 0.03
+    cold = make(tokenizer, temperature=1.0).forward(batch).logprobs[:, 0].exp().detach()
+    assert (counts - probabilities).abs().sum() < 0.5 * (counts - cold).abs().sum()
+
+
+def test_an_evaluation_measures_the_tempered_kl(tokenizer):
+    model, base = make_gpt2(tokenizer), make_gpt2(tokenizer, seed=1)
+    settings = SamplingConfig(5, 5, temperature=TEMPERATURE)
+    (prompt,) = sentences(1)
+    answer = Answerer(model, base, tokenizer).respond([prompt], settings)
+    query = torch.tensor(tokenizer(prompt)["input_ids"])
+    generator = Stream(0, Purpose.EVALUATION).torch(CPU)
+    (response,) = sample(model, tokenizer, [query], settings, 5, generator).responses
+    assert tokenizer.decode(response) == answer.completions[0]
+    policy, reference = plain(model, query, response), plain(base, query, response)
+    kl = (policy.exp() * (policy - reference)).sum().item()
+    assert answer.kl[0] == pytest.approx(kl, rel=1e-4)
+    nll = -reference.gather(1, response[:, None]).sum().item()
+    assert answer.base_nll[0] == pytest.approx(nll, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings, warned",
+    [
+        ({"top_k": 5}, "top_k"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"temperature": 0.7}, None),
+    ],
+)
+def test_what_changes_the_support_is_warned_of_once(config, settings, warned, recwarn):
+    config.sampling = SamplingConfig(3, 3, **settings)
+    make_agents(config)
+    messages = [str(w.message) for w in recwarn if "off-policy" in str(w.message)]
+    assert len(messages) == (warned is not None)
+    assert all(f"sampling.{warned}" in message for message in messages)

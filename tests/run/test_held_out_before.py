@@ -1,0 +1,159 @@
+"""The held-out reward before training: recorded, printed, drawn, and the first best of early stopping."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import sentences
+
+from cory import Callback
+from cory.agent import make_agents
+from cory.config import CheckpointConfig, GuardsConfig, ModelConfig
+from cory.models.load import load_policy
+from cory.roles import RolePrompts
+from cory.run import callbacks, plots
+from cory.run.signals import Interrupted
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+
+def letters(prompts, completions):
+    return [text.count("o") / 4 for text in completions]
+
+
+def team(prompts, chains):
+    return [len(set(" ".join(chain))) / 8 for chain in chains]
+
+
+TASK = Task.from_prompts(sentences(16), letters, RolePrompts())
+HELD_OUT = Task.from_prompts(sentences(20)[16:], letters, RolePrompts()).dataset
+
+
+class Interrupt(Callback):
+    """Sends a signal in an iteration, counted from 1."""
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def on_iteration_end(self, trainer, iteration):
+        if iteration.index + 1 == self.iteration:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def trainer_of(config, callback=None, task=TASK):
+    return CoryTrainer(
+        config,
+        make_agents(config),
+        task,
+        eval_dataset=HELD_OUT,
+        callbacks=[callback] if callback else [],
+    )
+
+
+@pytest.fixture
+def evaluating(config):
+    """Each update shows in rewards."""
+    return replace(
+        config,
+        iterations=4,
+        eval_every=2,
+        eval_queries=4,
+        ppo=replace(config.ppo, learning_rate=1e-2),
+        checkpoint=CheckpointConfig(save_every=1),
+    )
+
+
+def lines(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_it_stands_in_the_first_iterations_lines(evaluating, capsys):
+    trainer = trainer_of(evaluating)
+    untrained = callbacks.evaluate(trainer, trainer.agents, trainer.eval_dataset)[0]
+    records = lines(trainer.train().folder)
+    assert [record["eval_task_reward_before"] for record in records[:2]] == untrained
+    assert not any("eval_task_reward_before" in record for record in records[2:])
+    assert [r["iteration"] for r in records if "eval_task_reward" in r] == [1, 1, 3, 3]
+    assert records[2]["eval_task_reward"] != untrained[0]
+
+    printed = [line for line in capsys.readouterr().out.splitlines() if "iteration " in line]
+    after = sum(record["eval_task_reward"] for record in records[2:4]) / 2
+    assert f"| held out {sum(untrained) / 2:+.2f} |" in printed[0]
+    assert f"| held out {after:+.2f} |" in printed[1]
+
+
+def test_the_team_reward_is_measured_too(evaluating):
+    records = lines(trainer_of(evaluating, task=replace(TASK, team_reward=team)).train().folder)
+    assert records[0]["eval_team_reward_before"] == records[1]["eval_team_reward_before"] > 0
+
+
+def test_training_does_not_notice(evaluating):
+    records = lines(trainer_of(evaluating).train().folder)
+    plain = replace(evaluating, eval_every=0, output=f"{evaluating.output}-plain")
+    without = lines(CoryTrainer(plain, make_agents(plain), TASK).train().folder)
+    rest = [{k: v for k, v in record.items() if not k.startswith("eval_")} for record in records]
+    assert rest == without
+
+
+@pytest.mark.parametrize("iteration", [1, 3])
+def test_a_resumed_run_equals_an_unbroken_one_and_does_not_measure_again(
+    evaluating, iteration, monkeypatch
+):
+    unbroken = trainer_of(evaluating).train().folder
+    broken = replace(evaluating, output=f"{evaluating.output}-broken")
+    with pytest.raises(Interrupted):
+        trainer_of(broken, Interrupt(iteration)).train()
+    measured = []
+    evaluate = callbacks.evaluate
+    monkeypatch.setattr(
+        callbacks,
+        "evaluate",
+        lambda trainer, *rest: measured.append(trainer.state.iteration) or evaluate(trainer, *rest),
+    )
+    resumed = trainer_of(replace(broken, resume=broken.output), Callback()).train().folder
+    assert measured == [k for k in (2, 4) if k > iteration]
+    assert (resumed / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
+
+
+def test_a_run_that_never_gets_better_keeps_the_untrained_agents(evaluating, monkeypatch):
+    """Not the first one that was measured after an update."""
+    planned = [1.52, 1.4, 1.58]
+    monkeypatch.setattr(
+        callbacks,
+        "evaluate",
+        lambda trainer, chain, rows: ([planned[trainer.state.iteration // 2]] * 2, None),
+    )
+    config = replace(evaluating, guards=GuardsConfig(patience=1))
+    trainer = trainer_of(config)
+    untrained = [p.detach().clone() for p in trainer.agents[0].policy.parameters()]
+    run = trainer.train().folder
+    summary = json.loads((run / "summary.json").read_text())
+    assert summary["best"] == {"iterations": 0, "eval_task_reward": 1.52}
+    assert summary["iterations"] == 2 and summary["stopped_by"] == "guards.patience"
+    best, _ = load_policy(ModelConfig(str(run / "best" / "agent_1")))
+    trained, _ = load_policy(ModelConfig(str(run / "agent_1")))
+    assert all(torch.equal(a, b) for a, b in zip(best.parameters(), untrained, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(trained.parameters(), untrained, strict=True))
+
+
+def test_curves_begin_with_it(tmp_path, drawn_figures, monkeypatch):
+    """Each at the number of iterations that the measured weights have had."""
+    row = {"agent": "agent_1", "role": "pioneer", "task_reward": 0.0, "kl": 0.0}
+    history = [{"iteration": k, "combined_reward": 0.0, **row} for k in range(4)]
+    history[0]["eval_task_reward_before"] = 1.0
+    history[1]["eval_task_reward"] = 2.0
+    history[3]["eval_task_reward"] = 3.0
+    drawn = {}
+
+    def saved(figure, path, **_):
+        for line in figure.axes[0].get_lines():
+            drawn[line.get_label()] = line.get_xydata().tolist()
+        Path(path).touch()
+
+    monkeypatch.setattr(plots.plt.Figure, "savefig", saved)
+    plots.plot_curves(history, tmp_path / "curves.png")
+    assert drawn["agent_1, held out"] == [[0, 1.0], [2, 2.0], [4, 3.0]]

@@ -1,0 +1,41 @@
+"""Groups against the baseline, with Holm's correction over the table."""
+
+import pandas as pd
+import pytest
+
+from study.differences import differences
+from study.frame import Study
+
+
+class Fixed(Study):
+    """Of which group the baseline is."""
+
+    def base_of(self, name):
+        return "GRPO"
+
+
+@pytest.fixture
+def study():
+    seeds = range(5)
+    noise = [0.0, 0.01, -0.01, 0.02, -0.02]
+    runs, final, held_out = [], [], []
+    for group, reward, share in (("GRPO", 0.5, 0.4), ("DAPO", 0.7, 0.4)):
+        for seed in seeds:
+            of_run = {"group": group, "seed": seed}
+            runs.append({**of_run, "fixed_roles": False})
+            # The share differs by noise alone, in either direction.
+            difference = noise[seed] if group == "DAPO" else 0.0
+            final.append({**of_run, "agent": "agent_1", "frac_reward_zero_std": share + difference})
+            held_out.append(
+                {**of_run, "answers": "agent_1", "calls": 1, "task_reward": reward + difference}
+            )
+    return Fixed(*map(pd.DataFrame, (runs, [], final, held_out)))
+
+
+def test_each_metric_has_its_difference_and_what_holds(study):
+    first, second = differences(study, ["held out: task_reward", "frac_reward_zero_std"])
+    assert (first["metric"], first["group"], first["n"]) == ("held out: task reward", "DAPO", "5")
+    assert first["mean of GRPO"].startswith("0.500") and first["mean"].startswith("0.700")
+    # 2.776 * 0.0158 / sqrt(5) = 0.0196
+    assert first["difference"] == "+0.200 (+0.180 to +0.220) higher ✓"
+    assert second["difference"] == "+0.000 (-0.020 to +0.020) undecided"
