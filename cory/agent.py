@@ -41,6 +41,7 @@ from cory.models.text import (
     encode,
     end_tokens,
     plain_texts,
+    turn_stop,
 )
 from cory.models.vllm import Engine
 from cory.parallel import distributed, sharding
@@ -134,6 +135,10 @@ class Agent:
         sampling = self.config.sampling
         if stop is not None:
             sampling = replace(sampling, stop=stop)
+        turn = are_turns(prompts, self.chat_template)
+        if turn:
+            ends_turn = turn_stop(self.policy, self.tokenizer, self.chat_template)
+            sampling = replace(sampling, stop=[*sampling.stop, *ends_turn])
         prompt_ids = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         check_lengths(
             [len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts
@@ -154,7 +159,6 @@ class Agent:
                 end_tokens(self.policy, self.tokenizer),
                 sampling.stop,
             )
-        turn = are_turns(prompts, self.chat_template)
         completions = plain_texts(self.tokenizer, response_ids, sampling.stop, turn)
         return Rollout(prompts, completions, prompt_ids, response_ids, logprobs, agent=self.name)
 
