@@ -41,6 +41,8 @@ from cory.models.text import (
     encode,
     end_tokens,
     plain_texts,
+    reader,
+    turn_stop,
 )
 from cory.models.vllm import Engine
 from cory.parallel import distributed, sharding
@@ -134,6 +136,10 @@ class Agent:
         sampling = self.config.sampling
         if stop is not None:
             sampling = replace(sampling, stop=stop)
+        turn = are_turns(prompts, self.chat_template)
+        if turn:
+            ends_turn = turn_stop(self.policy, self.tokenizer, self.chat_template)
+            sampling = replace(sampling, stop=[*sampling.stop, *ends_turn])
         prompt_ids = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         check_lengths(
             [len(ids) for ids in prompt_ids], max_new_tokens, self.context_length, prompts
@@ -154,8 +160,8 @@ class Agent:
                 end_tokens(self.policy, self.tokenizer),
                 sampling.stop,
             )
-        turn = are_turns(prompts, self.chat_template)
         completions = plain_texts(self.tokenizer, response_ids, sampling.stop, turn)
+        read = reader(self.tokenizer)
         ends = end_tokens(self.policy, self.tokenizer)
         return Rollout(
             prompts,
@@ -165,8 +171,7 @@ class Agent:
             logprobs,
             agent=self.name,
             finished=[
-                ends_response(self.tokenizer, ends, sampling.stop, ids.tolist())
-                for ids in response_ids
+                ends_response(read, ends, sampling.stop, ids.tolist()) for ids in response_ids
             ],
         )
 

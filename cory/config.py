@@ -221,7 +221,7 @@ class ModelConfig(Settings):
         quantization: 4bit (NF4) weights of the base through bitsandbytes; with LoRA only.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
         chat_template: Render prompts as a user turn with the tokenizer's chat template. A mapping sets its options,
-            such as {enable_thinking: false}.
+            such as {enable_thinking: false}; a name chooses one of several templates.
     """
 
     block: ClassVar[str] = "model"
@@ -231,7 +231,7 @@ class ModelConfig(Settings):
     trust_remote_code: bool = False
     quantization: Literal["none", "4bit"] = "none"
     gradient_checkpointing: bool = False
-    chat_template: bool | dict[str, Any] = False
+    chat_template: bool | NotEmpty | dict[str, Any] = False
 
 
 @dataclass

@@ -6,6 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cory.data import check_held_out, load_dataset
 from cory.errors import UserError
+from cory.models.text import decode
 from cory.parallel.devices import choose_device
 from cory.rewards import Classifier
 from cory.roles import RolePrompts
@@ -47,7 +48,7 @@ def queries(
         [text[: 60 * config.max_query_tokens] for text in texts], add_special_tokens=False
     )["input_ids"]
     prompts = [
-        tokenizer.decode(ids[:n], skip_special_tokens=True)
+        decode(tokenizer, ids[:n], skip_special_tokens=True)
         for ids, n in zip(heads, lengths, strict=True)
     ]
     prompts = [prompt for prompt in prompts if prompt]

@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,12 +21,14 @@ from cory.models import window
 from cory.models.load import adapter_tokenizer, attach, load_answering
 from cory.models.sample import sample
 from cory.models.text import (
+    ChatTemplate,
     are_turns,
     check_lengths,
     context_length,
     encode,
     pad_token,
     plain_texts,
+    turn_stop,
 )
 from cory.parallel.devices import autocast, to_device
 from cory.rewards import Scores, score_by_function, score_chains
@@ -77,7 +79,7 @@ class Answerer:
     model: PreTrainedModel
     base: PreTrainedModel | None
     tokenizer: PreTrainedTokenizerBase
-    chat_template: bool | Mapping[str, Any] = False
+    chat_template: ChatTemplate = False
     date: str | None = None
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -151,6 +153,9 @@ class Answerer:
             tokens=[0] * count,
         )
         is_turn = are_turns(prompts, self.chat_template)
+        if is_turn:
+            ends_turn = turn_stop(model, self.tokenizer, self.chat_template)
+            sampling = replace(sampling, stop=[*sampling.stop, *ends_turn])
         if kl:
             row = sampling.max_new_tokens * model.config.get_text_config().vocab_size
             batch_size = max(1, min(batch_size, limit(WHOLE, model.device) // row))

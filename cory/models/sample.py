@@ -26,7 +26,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process
 
 from cory.config import SamplingConfig
-from cory.models.text import end_tokens, pad_token
+from cory.models.text import end_tokens, pad_token, reader
 from cory.models.window import KeysAndValues, accepted, pad, read_stems, whole_mask
 from cory.parallel.devices import to_device
 from cory.parallel.sharding import device_of
@@ -68,7 +68,7 @@ def sample(
         keep_logits: whether the logits are returned.
     """
     ends = end_tokens(model, tokenizer) if ends is None else ends
-    has_ended = partial(ends_response, tokenizer, ends, settings.stop)
+    has_ended = partial(ends_response, reader(tokenizer), ends, settings.stop)
     warp = warpers(settings)
     pad_id = pad_token(tokenizer)
     if not keeps_keys_and_values(model):
@@ -234,7 +234,7 @@ def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def ends_response(
-    tokenizer: PreTrainedTokenizerBase,
+    read: Callable[[Sequence[int]], str],
     ends: Sequence[int],
     stop: Sequence[str],
     response: Sequence[int],
@@ -245,7 +245,7 @@ def ends_response(
     if not stop:
         return False
     tail = 8 + max(len(text.encode()) for text in stop)  # tokens that surely hold a stop text
-    written = tokenizer.decode(response[-tail:])
+    written = read(response[-tail:])
     return any(text in written for text in stop)
 
 

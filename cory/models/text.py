@@ -1,7 +1,7 @@
 """Between text and token ids: prompts, responses, the tokens that pad and end, and how much a model can read."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -11,36 +11,37 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.errors import UserError, expect
 
+# How prompts become a chat (`model.chat_template`).
+ChatTemplate = bool | str | Mapping[str, Any]
+
 
 def encode(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Any],
-    chat_template: bool | Mapping[str, Any] = False,
+    chat_template: ChatTemplate = False,
     date: str | None = None,
 ) -> list[list[int]]:
     """Token ids of prompts: text unchanged, or with `chat_template` as a user turn; chat messages
     always as turns.
 
-    A mapping sets options of the template. The generation prompt follows the turns. A template that
-    writes the date, as Llama's, writes `date`, such as 2026-11-26; None: today's. Raises a UserError
-    if the tokenizer has no chat template, or the template rejects a prompt's messages.
+    A text begins with the tokenizer's begin token, if it has one, and has no end token behind it,
+    as a response continues it.
+
+    A name chooses one of the tokenizer's templates, a mapping sets options of the template. The
+    generation prompt follows the turns. A template that writes the date, as Llama's, writes `date`,
+    such as 2026-11-26; None: today's. Raises a UserError if the tokenizer has no such chat template,
+    or the template rejects a prompt's messages.
     """
     if not are_turns(prompts, chat_template):
-        return tokenizer(list(prompts))["input_ids"]
-    name = tokenizer.name_or_path
-    if not tokenizer.chat_template:
-        if chat_template:
-            raise UserError(
-                f"model.chat_template: expected a tokenizer with a chat template, got {name!r}"
-            )
-        expected = "a tokenizer with a chat template, as the prompts are chat messages"
-        raise UserError(f"model.name: expected {expected}, got {name!r}")
-    options = chat_template if isinstance(chat_template, Mapping) else {}
-    template = tokenizer.get_chat_template()
+        begin = _begin(tokenizer)
+        rows = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+        return [ids if ids[: len(begin)] == begin else begin + ids for ids in rows]
+    template, options = _template(tokenizer, chat_template)
     words = re.findall(r"\w+", template)
     for key in options:  # a template ignores what it does not know
         is_read = key in words and key not in ("messages", "add_generation_prompt")
-        expect(is_read, "model.chat_template", f"options that {name}'s template reads", key)
+        what = f"options that {tokenizer.name_or_path}'s template reads"
+        expect(is_read, "model.chat_template", what, key)
     if date is not None:
         template = _with_date(template, date)
 
@@ -63,6 +64,39 @@ def encode(
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
 
 
+def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The ids that the tokenizer puts before a text."""
+    whole = tokenizer("a")["input_ids"]
+    text = tokenizer("a", add_special_tokens=False)["input_ids"]
+    return whole[: whole.index(text[0])] if text else []
+
+
+def _template(
+    tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate
+) -> tuple[str, Mapping[str, Any]]:
+    """The tokenizer's template that a setting chooses, and the options that it sets. A UserError if there is none."""
+    templates = tokenizer.chat_template or {}
+    if isinstance(templates, str):
+        templates = {"default": templates}
+    name = chat_template if isinstance(chat_template, str) else "default"
+    if name in templates:
+        options = chat_template if isinstance(chat_template, Mapping) else {}
+        return templates[name], options
+    model = tokenizer.name_or_path
+    if templates:
+        names = ", ".join(sorted(templates))
+        came = f"{chat_template!r} for {model!r}"
+        raise UserError(
+            f"model.chat_template: expected the name of a template: {names}, got {came}"
+        )
+    if chat_template:
+        raise UserError(
+            f"model.chat_template: expected a tokenizer with a chat template, got {model!r}"
+        )
+    expected = "a tokenizer with a chat template, as the prompts are chat messages"
+    raise UserError(f"model.name: expected {expected}, got {model!r}")
+
+
 def _with_date(template: str, date: str) -> str:
     """A chat template that writes `date` where it would write today's: `strftime_now("%d %b %Y")`.
 
@@ -76,7 +110,7 @@ def _with_date(template: str, date: str) -> str:
     )
 
 
-def are_turns(prompts: Sequence[Any], chat_template: bool | Mapping[str, Any] = False) -> bool:
+def are_turns(prompts: Sequence[Any], chat_template: ChatTemplate = False) -> bool:
     """Whether prompts, and so their responses, are turns of a chat; else a response continues its prompt's text."""
     return chat_template not in (False, None) or not all(
         isinstance(prompt, str) for prompt in prompts
@@ -93,18 +127,21 @@ def plain_texts(
     ordinary tokens spell.
 
     The text goes into another agent's prompt and to the reward function, where a special token
-    would act as one. A `turn` is a text of its own; other responses continue one, so a space before
-    the first word belongs to them, which SentencePiece's tokenizers drop at the start of a text.
+    would act as one. A `turn` is a text of its own, so a space before its first word, which
+    SentencePiece's tokenizers write, is left out; in other responses it belongs to them.
     """
-    before = [] if turn else tokenizer("a", add_special_tokens=False)["input_ids"]
-    length = len(_decode(tokenizer, before))
     # Chat models have special tokens that no setting of the tokenizer names.
     added = tokenizer.added_tokens_decoder.values()
     special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+    read = reader(tokenizer)
     texts = []
-    for ids in responses:
-        text = _without(special, _decode(tokenizer, [*before, *ids.tolist()])[length:])
-        texts.append(min((text.split(end)[0] for end in stop), key=len, default=text))
+    for response in responses:
+        ids = response.tolist()
+        whole = read(ids)
+        text = _without(special, min((whole.split(end)[0] for end in stop), key=len, default=whole))
+        if turn and not decode(tokenizer, ids, skip_special_tokens=True).startswith(" "):
+            text = text.removeprefix(" ")
+        texts.append(text)
     return texts
 
 
@@ -119,8 +156,41 @@ def _without(special: Iterable[str], text: str) -> str:
         text = cleaned
 
 
-def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-    return tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
+    """From the ids of a response to its text as it continues a prompt, special tokens included.
+
+    In this text stop texts are found. At the start of a text SentencePiece's tokenizers drop a space.
+    """
+    before = tokenizer("a", add_special_tokens=False)["input_ids"]
+    length = len(decode(tokenizer, before))
+
+    def read(ids: Sequence[int]) -> str:
+        return decode(tokenizer, [*before, *ids])[length:]
+
+    return read
+
+
+def decode(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], skip_special_tokens: bool = False
+) -> str:
+    """The text of token ids, without a last character that they hold a part of only, as where a limit has cut it.
+
+    What is no character in their midst stays as U+FFFD: the model has written it so.
+    """
+    texts = []
+    for count in range(len(ids), max(len(ids) - 4, -1), -1):  # a part has at most 3 bytes
+        kept = list(ids[:count])
+        text = tokenizer.decode(
+            kept, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+        is_part = text.endswith("\ufffd")
+        if is_part and tokenizer(text, add_special_tokens=False)["input_ids"] == kept:
+            is_part = False  # U+FFFD itself
+        texts.append(text.rstrip("\ufffd") if is_part else text)
+        if not is_part:
+            break
+    # Some tokenizers show all bytes beside the part as U+FFFD, too: with fewer tokens there is more text.
+    return max(texts, key=len)
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
@@ -137,6 +207,36 @@ def end_tokens(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> l
         ends = policy.config.eos_token_id
     of_model = ends if isinstance(ends, (list, tuple)) else [ends]
     return [*{end: None for end in (*of_model, tokenizer.eos_token_id) if end is not None}]
+
+
+def turn_stop(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate
+) -> list[str]:
+    """The stop text of a turn: what the chat template writes behind an answer, up to its first added token.
+
+    Empty where that is an end token already, where the template writes nothing there, and where it
+    does not take a question and an answer, or changes them.
+    """
+    template, options = _template(tokenizer, chat_template)
+    answer = "cory"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
+    try:
+        text = tokenizer.apply_chat_template(
+            turns, chat_template=template, tokenize=False, **options
+        )
+    except TemplateError:
+        return []
+    _, found, close = text.rpartition(answer)
+    if not found:
+        return []
+    added = tokenizer.added_tokens_decoder
+    ids = tokenizer(close.strip(), add_special_tokens=False)["input_ids"]
+    first = next((token for token in ids if token in added), None)
+    if first is not None:
+        close = str(added[first])
+        if added[first].special and first in end_tokens(policy, tokenizer):
+            return []
+    return [close.strip()] if close.strip() else []
 
 
 def check_lengths(

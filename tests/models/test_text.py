@@ -1,0 +1,206 @@
+"""Between texts and token ids: where responses end, what they say, and where prompts begin."""
+
+import json
+from copy import deepcopy
+
+import pytest
+import torch
+from conftest import make_gpt2, sentences
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors, trainers
+from transformers import PreTrainedTokenizerFast
+
+from cory.agent import Agent
+from cory.config import Config, ModelConfig, SamplingConfig
+from cory.errors import UserError
+from cory.evaluation.answer import Answerer
+from cory.models.text import encode, plain_texts, turn_stop
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture
+def chat_tokenizer(tokenizer):
+    """As base Qwen2.5 has it: a template whose marks are special, but neither its end token nor the model's."""
+    tokenizer = deepcopy(tokenizer)
+    marks = [AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")]
+    tokenizer.add_tokens(marks)
+    tokenizer.chat_template = CHATML
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def llama():
+    """As Llama 2's tokenizer: SentencePiece's spaces, bytes for unknown characters, a begin token, and an end token
+    left over from fine-tuning.
+    """
+    words = Tokenizer(models.BPE(unk_token="<unk>"))
+    prepend = normalizers.Prepend("▁")
+    words.normalizer = normalizers.Sequence([prepend, normalizers.Replace(" ", "▁")])
+    trainer = trainers.BpeTrainer(vocab_size=90, special_tokens=["<unk>", "<s>", "</s>"])
+    words.train_from_iterator(sentences(50), trainer)
+    model = json.loads(words.to_str())["model"]
+    vocabulary = {**model["vocab"]}
+    for byte in range(256):
+        vocabulary[f"<0x{byte:02X}>"] = len(vocabulary)
+    merges = [tuple(merge) for merge in model["merges"]]
+    words.model = models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True)
+    strip = decoders.Strip(" ", 1, 0)
+    replace = decoders.Replace("▁", " ")
+    words.decoder = decoders.Sequence([replace, decoders.ByteFallback(), decoders.Fuse(), strip])
+    words.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+
+
+def ids_of(tokenizer, text):
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def write(monkeypatch, ids):
+    """Policies write these tokens, whatever they read."""
+    tokens = iter(ids)
+    monkeypatch.setattr("cory.models.sample.draw", lambda *_: torch.tensor([[next(tokens)]]))
+
+
+def agent_of(tokenizer, **settings):
+    config = Config(sampling=SamplingConfig(1, 40), **settings)
+    return Agent("agent_1", make_gpt2(tokenizer), tokenizer, config, torch.device("cpu"))
+
+
+def answerer_of(tokenizer, chat_template=False):
+    model = make_gpt2(tokenizer)
+    return Answerer(model, model, tokenizer, chat_template)
+
+
+# Where a response ends
+
+
+def test_a_turn_ends_where_the_template_ends_it(chat_tokenizer, monkeypatch):
+    turns = "good film<|im_end|>\n<|im_start|>user\nbad<|im_end|>\n<|im_start|>assistant\nbad story"
+    ids = ids_of(chat_tokenizer, turns)
+    agent = agent_of(chat_tokenizer, model=ModelConfig(chat_template=True))
+    answerer = answerer_of(chat_tokenizer, chat_template=True)
+    messages = [{"role": "user", "content": "a film"}]
+    for prompt in ("a film", messages):
+        write(monkeypatch, ids)
+        rollout = agent.respond([prompt], len(ids), torch.Generator())
+        assert rollout.completions == ["good film"]
+        assert chat_tokenizer.decode(rollout.response_ids[0]) == "good film<|im_end|>"
+        write(monkeypatch, ids)
+        answer = answerer.respond([prompt], SamplingConfig(1, len(ids)), kl=False)
+        assert answer.completions == ["good film"] and answer.tokens == [
+            len(rollout.response_ids[0])
+        ]
+
+    write(monkeypatch, ids)  # a text that only continues its prompt may write turns
+    text = answerer_of(chat_tokenizer).respond(["a film"], SamplingConfig(1, len(ids)), kl=False)
+    assert text.tokens == [len(ids)]
+
+
+@pytest.mark.parametrize(
+    ("closes", "stop"),
+    [
+        ("<|im_end|>\n", ["<|im_end|>"]),
+        ("<|im_end|>\n<|endoftext|>", ["<|im_end|>"]),
+        ("<end>\n", ["<end>"]),  # ordinary text
+        ("<|endoftext|>", []),  # an end token already
+        ("\n\n", []),
+        ("", []),
+    ],
+)
+def test_what_closes_a_turn(chat_tokenizer, closes, stop):
+    template = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}CLOSE{% endfor %}"
+    chat_tokenizer.chat_template = template.replace("CLOSE", closes)
+    assert turn_stop(make_gpt2(chat_tokenizer), chat_tokenizer, True) == stop
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages[0].content | upper }}{{ messages[1].content | upper }}<|im_end|>",
+        "{% if messages | length > 1 %}{{ raise_exception('one question') }}{% endif %}",
+    ],
+)
+def test_a_template_that_takes_no_answer_closes_none(chat_tokenizer, template):
+    chat_tokenizer.chat_template = template
+    assert turn_stop(make_gpt2(chat_tokenizer), chat_tokenizer, True) == []
+
+
+@pytest.mark.parametrize(
+    ("stop", "written", "kept", "text"),
+    [
+        ("<|im_start|>user", "good film<|im_start|>user", "good film<|im_start|>user", "good film"),
+        ("bad<|im_end|>", "good bad<|im_end|> film", "good bad<|im_end|>", "good "),
+    ],
+)
+def test_a_stop_text_may_hold_a_special_token(
+    chat_tokenizer, monkeypatch, stop, written, kept, text
+):
+    agent = agent_of(chat_tokenizer)
+    write(monkeypatch, ids_of(chat_tokenizer, written) + [5] * 40)
+    rollout = agent.respond(["a film"], 40, torch.Generator(), [stop])
+    assert rollout.completions == [text]
+    assert chat_tokenizer.decode(rollout.response_ids[0]) == kept
+
+
+def test_a_stop_text_that_begins_with_a_space_is_found_first(llama, monkeypatch):
+    ids = ids_of(llama, "good and bad story")
+    for stop, text in ((" good", ""), (" and", " good")):
+        write(monkeypatch, ids)
+        rollout = agent_of(llama).respond(["the film"], len(ids), torch.Generator(), [stop])
+        assert rollout.completions == [text]
+        assert llama.decode(rollout.response_ids[0]).strip() == (text + stop).strip()
+
+
+# What a response says
+
+
+@pytest.mark.parametrize("text", ["good 😀", "good 很好", "good � 😀", "good �😀", "good��"])
+def test_no_character_is_cut_in_half(tokenizer, llama, text):
+    """A response that its limit cuts has the characters whose tokens are all there, U+FFFD itself included."""
+    for kind in (tokenizer, llama):
+        ids = ids_of(kind, text)
+        for limit in range(1, len(ids) + 1):
+            (cut,) = plain_texts(kind, [torch.tensor(ids[:limit])])
+            starts = [text[:length] for length in range(len(text) + 1)]
+            fitting = [start for start in starts if len(ids_of(kind, start)) <= limit]
+            assert cut.removeprefix(" ") == fitting[-1]
+
+
+def test_half_a_character_that_the_model_itself_ends_at_stays_visible(tokenizer):
+    half = ids_of(tokenizer, "😀")[:1]
+    after = [*half, *ids_of(tokenizer, " film")]
+    ended = [*half, tokenizer.eos_token_id]
+    assert plain_texts(tokenizer, [torch.tensor(after), torch.tensor(ended)]) == ["� film", "�"]
+
+
+# Where a prompt begins and ends
+
+
+@pytest.mark.parametrize("prompt", ["good film", "<s>good film", ""])
+def test_a_prompt_has_one_begin_token_and_no_end_token(llama, prompt):
+    (ids,) = encode(llama, [prompt])
+    assert ids.count(llama.bos_token_id) == 1 and ids[0] == llama.bos_token_id
+    assert llama.eos_token_id not in ids
+    assert llama.decode(ids[1:]) == prompt.removeprefix("<s>")
+
+
+def test_one_of_several_chat_templates_is_named(chat_tokenizer):
+    chat_tokenizer.chat_template = {
+        "rag": CHATML,
+        "tool_use": "{{ messages[0].content }}!<|im_end|>",
+    }
+    (ids,) = encode(chat_tokenizer, ["good film"], "tool_use")
+    assert chat_tokenizer.decode(ids) == "good film!<|im_end|>"
+    messages = [{"role": "user", "content": "good film"}]
+    for prompt, setting in (("good film", True), ("good film", "other"), (messages, False)):
+        with pytest.raises(UserError, match=r"model\.chat_template: .*rag, tool_use"):
+            encode(chat_tokenizer, [prompt], setting)
+    chat_tokenizer.chat_template |= {"default": "{{ messages[0].content }}?"}
+    assert chat_tokenizer.decode(encode(chat_tokenizer, ["good film"], True)[0]) == "good film?"
