@@ -281,7 +281,10 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 class Classifier:
-    """A reward: a sequence classifier's logit for prompt plus response.
+    """A reward: a sequence classifier's logit for prompt plus response, as the text alone gets it.
+
+    Texts are scored in padded batches where padding changes no logit, else one at a time: so if the
+    model has no pad token of its own, by which a decoder's head finds the last token.
 
     Args:
         name: Hub id or local folder of the classifier.
@@ -314,6 +317,10 @@ class Classifier:
         # Identified in config.yaml, so that another model behind this name is refused.
         self.models = {key: (recorded_as or name, name)}
         self.max_length = _most_tokens(model)
+        # The model's, not the tokenizer's, which may be another.
+        self.pad_id = model.config.get_text_config().pad_token_id
+        if not self._ignores_padding():
+            self.batch_size = 1
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
@@ -329,14 +336,33 @@ class Classifier:
         rewards = torch.empty(len(rows))
         for start in range(0, len(order), self.batch_size):
             index = order[start : start + self.batch_size]
-            texts_ids = [torch.tensor(rows[i], dtype=torch.long) for i in index]
-            ids, mask = pad(texts_ids, self.tokenizer.pad_token_id or 0, "right")
-            logits = self.model(
-                input_ids=to_device(ids, self.model.device),
-                attention_mask=to_device(mask, self.model.device),
-            ).logits
+            logits = self._logits([rows[i] for i in index])
             rewards[index] = logits[:, self.index].float().cpu()
         return rewards.tolist()
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """(texts, labels), of texts as token ids."""
+        texts_ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+        ids, mask = pad(texts_ids, self.pad_id or 0, "right")
+        logits: torch.Tensor = self.model(
+            input_ids=to_device(ids, self.model.device),
+            attention_mask=to_device(mask, self.model.device),
+        ).logits
+        return logits
+
+    @torch.no_grad()
+    def _ignores_padding(self) -> bool:
+        """Whether a padded text has the logits that it has alone, but for rounding. FNet's, for example, mix all
+        positions.
+        """
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        if self.pad_id is None or not 0 <= self.pad_id < vocabulary:
+            return False
+        texts: list[list[int]] = self.tokenizer(["good", "good " * 8])["input_ids"]
+        padded = self._logits(texts)
+        alone = torch.cat([self._logits([text]) for text in texts])
+        scale = (alone[1] - alone[0]).abs().max()
+        return bool((padded - alone).abs().max() <= 0.01 * scale + 1e-6)
 
 
 def load_classifier(
@@ -381,6 +407,8 @@ def _most_tokens(model: PreTrainedModel) -> int | None:
     positions = getattr(model.config, "max_position_embeddings", None)
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    if positions is None or padding is None:
+    if positions is None or positions < 0:  # XLNet's is -1
+        return None
+    if padding is None:
         return positions
     return positions - padding - 1  # RoBERTa's positions begin after that of padding
