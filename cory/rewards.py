@@ -2,10 +2,11 @@
 
     reward(prompts, completions, **columns) -> list[float | None]
 
-This is the signature of TRL's GRPO reward functions, `async def` ones included. A function gets the
-columns that it names, or all if it takes **kwargs: `prompts`, `completions`, the `role` in which
-each completion was written, and those of the dataset. For chat prompts, prompts and completions are
-messages, as in TRL. None: the function does not apply to this response. A metric may also take
+This is the signature of TRL's GRPO reward functions, `async def` ones and callable objects included.
+A function gets the columns that it names, or all if it takes **kwargs: `prompts`, `completions`,
+`completion_ids` (each completion's tokens, with its end token), the `role` in which it was written,
+and those of the dataset. For chat prompts, prompts and completions are messages, as in TRL. None:
+the function does not apply to this response. A metric gets no `completion_ids`, but may take
 `rewards`, the responses' task rewards. A team reward gets `chains`, lists of responses, in place of
 `completions`.
 
@@ -48,7 +49,7 @@ LARGEST = torch.finfo(torch.float32).max  # a larger number is infinite as float
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function with its weight: `Task(dataset, [Reward(f), Reward(g, 0.5)], prompts)`.
+    """A reward function with its weight: `Task(dataset, [f, Reward(g, 0.5)], prompts)`.
 
     `name`, in messages and records, and `sha256` of its source are by default the function's own.
     """
@@ -91,8 +92,28 @@ class Scores:
         ]
 
 
+Rewards = Function | Reward | Sequence[Function | Reward]
+
+
+def as_rewards(reward: Rewards) -> list[Reward]:
+    """One reward function or several, each with its weight: 1 where none is given.
+
+    Raises a UserError if one cannot be called.
+    """
+    several = isinstance(reward, Sequence) and not isinstance(reward, str)
+    rewards = [
+        one if isinstance(one, Reward) else Reward(one) for one in (reward if several else [reward])
+    ]
+    for one in rewards:
+        if not callable(one.function):
+            raise UserError(
+                f"task.reward: expected functions, such as a cory.rewards.Classifier, got {one.function!r}"
+            )
+    return rewards
+
+
 def score_by_function(
-    reward: Function | Sequence[Reward],
+    reward: Rewards,
     prompts: Sequence[Any],
     completions: Sequence[str],
     columns: Columns,
@@ -102,7 +123,7 @@ def score_by_function(
     Raises a UserError, with the function and the row, if one does not return a finite number or
     None for each completion.
     """
-    rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
+    rewards = as_rewards(reward)
     if not rewards:
         return Scores(torch.zeros(len(completions)), {})
     functions = [(f"reward {reward}", reward.function) for reward in rewards]
@@ -134,14 +155,16 @@ def score_rollouts(
 ) -> list[Scores]:
     """Each role's rewards, (batch,): all roles' responses in one call, so in one pass of a reward model.
 
-    The reward function sees the dataset's columns and, as `role`, the role of each response,
-    counted from `first`.
+    The reward function sees the dataset's columns, as `completion_ids` the tokens of each response and, as `role`,
+    its role, counted from `first`.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in [*batch.columns, "role"]}
+    names = [*batch.columns, "role", "completion_ids"]
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     completions: list[str] = []
     for role, rollout in enumerate(rollouts, first):
         completions += rollout.completions
         columns["role"] += [rollout.role] * len(rollout.completions)
+        columns["completion_ids"] += [ids.tolist() for ids in rollout.response_ids]
         for name, values in batch.columns_of(role).items():
             columns[name] += values
     prompts = columns.pop("prompt")
