@@ -100,10 +100,10 @@ def as_rewards(reward: Rewards) -> list[Reward]:
 
     Raises a UserError if one cannot be called.
     """
-    several = isinstance(reward, Sequence) and not isinstance(reward, str)
-    rewards = [
-        one if isinstance(one, Reward) else Reward(one) for one in (reward if several else [reward])
-    ]
+    functions: list[Any] = [reward]
+    if isinstance(reward, Sequence) and not isinstance(reward, str):
+        functions = [*reward]
+    rewards = [one if isinstance(one, Reward) else Reward(one) for one in functions]
     for one in rewards:
         if not callable(one.function):
             raise UserError(

@@ -1,6 +1,5 @@
 """Roles: what each reads (knowledge transfer, Eq. 3), and who has which (role exchange, Eq. 5)."""
 
-import json
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,13 +36,6 @@ def check_prompt(prompt: Any, where: str) -> None:
 def text_of(prompt: Prompt) -> str:
     """The text that a template fills in as {prompt}; for chat messages, the last one's."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
-
-
-def query_text(prompt: Prompt) -> str:
-    """The whole text of a query, by which two are the same; of chat messages, all roles and texts."""
-    if isinstance(prompt, str):
-        return prompt
-    return json.dumps([[message["role"], message["content"]] for message in prompt])
 
 
 def placeholders(template: str, where: str) -> list[str]:

@@ -238,6 +238,14 @@ class Task:
             return []
         return [f"reward_{reward.short_name}" for reward in self.rewards]
 
+    def columns_read(self) -> list[str]:
+        """The dataset's columns, besides the query, that templates and rewards read."""
+        names = [name for name in self.dataset.column_names if name != "prompt"]
+        read = {*self.prompts.columns()}
+        for reward in [*self.rewards, *([self.team] if self.team else [])]:
+            read |= {*accepted_columns(f"reward {reward}", reward.function, [*PASSED, *names])}
+        return [name for name in names if name in read]
+
     @classmethod
     def from_prompts(
         cls, prompts: Sequence[Prompt], reward: Function, role_prompts: RolePrompts

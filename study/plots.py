@@ -264,6 +264,12 @@ def _group_of(name: str) -> str:
     return name
 
 
+def _half_width(row: Mapping[str, Any], metric: str) -> float:
+    """Of a metric's interval; nan where it has none."""
+    half_width = row.get(f"{metric}_ci")
+    return math.nan if half_width is None else half_width
+
+
 def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], path: Path) -> None:
     """One panel per metric, four in a row, with one bar and its 95 % interval per row of the table.
 
@@ -283,7 +289,7 @@ def plot_bars(rows: Sequence[Mapping[str, Any]], metrics: Mapping[str, str], pat
         axis.set_visible(False)
     for axis, (metric, title) in zip(axes.flat, metrics.items(), strict=False):
         values = [row.get(metric, math.nan) for row in rows]
-        errors = [row.get(f"{metric}_ci", math.nan) for row in rows]
+        errors = [_half_width(row, metric) for row in rows]
         axis.barh(
             names,
             values,
@@ -314,7 +320,7 @@ def plot_pass_at_k(rows: Sequence[Mapping[str, Any]], ks: Sequence[int], path: P
     colour_of = palette([_group_of(row["name"]) for row in rows])
     for row in rows:
         values = [row[f"pass@{k}"] for k in ks]
-        errors = [row[f"pass@{k}_ci"] for k in ks]
+        errors = [_half_width(row, f"pass@{k}") for k in ks]
         style = "--" if " after " in row["name"] or row["name"].endswith(CALLS[2]) else "-"
         axis.errorbar(
             ks,

@@ -23,6 +23,7 @@ def sample(agent, role, query, text, reward=0.5):
         "agent": agent,
         "role": role,
         "query": query,
+        "columns": {},
         "prompt": query if role == "pioneer" else f'Better than "{query}": {query}',
         "completion": text,
         "task_reward": reward,
@@ -117,6 +118,7 @@ def write_evaluation(
         "said": "2 queries",
         "titles": titles,
         "costs": {"calls": "calls"},
+        "columns": [{} for _ in texts],
     }
     (folder / "evaluation.json").write_text(
         json.dumps({**settings, "queries": queries, "rows": rows})
