@@ -1,5 +1,5 @@
-"""What a run is made of, as its config.yaml records it: models, the reward's source, data, versions. Importing this
-does not import torch.
+"""What a run is made of, as its config.yaml records it: models, the reward's source, data, versions; and when two rows
+are the same query. Importing this does not import torch.
 
 A model of the Hub is identified by its commit, a local folder by the SHA-256 of its weights: the names of their files,
 the headers, and 64 KiB of each tensor. Modification times do not count, so a copy is the same model. Reading so little

@@ -7,6 +7,8 @@ from transformers import AutoTokenizer
 
 from cory.rewards import Classifier
 from imdb_train import toy
+from imdb_train.config import ImdbConfig
+from imdb_train.task import make_task
 
 PROMPTS = ["the film was", "i liked", "bad", "a plot of great length"]
 COMPLETIONS = [" good", " it a lot and would watch it again with my wife", "", " and no end"]
@@ -48,6 +50,22 @@ def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
         alone.append(model(input_ids=ids).logits[0, index].item())
     assert reward(PROMPTS, completions) == pytest.approx(alone, abs=1e-4)
     assert reward(PROMPTS[1:3], completions[1:3]) == pytest.approx(alone[1:3], abs=1e-4)
+
+
+def test_imdb_takes_any_head(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), num_labels=1, eos_token_id=0, bos_token_id=0, **SIZES
+    )
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = ImdbConfig(device="cpu")
+    config.model.name = config.task.dataset = "tiny"
+    config.task.reward_model = str(tmp_path)
+    config.task.reward_label = None
+    task = make_task(config)
+    rewards = task.reward(PROMPTS, COMPLETIONS)
+    assert rewards == pytest.approx(Classifier(str(tmp_path))(PROMPTS, COMPLETIONS))
 
 
 def test_an_encoder_is_scored_in_batches():
