@@ -248,7 +248,7 @@ class Task:
 
     @classmethod
     def from_prompts(
-        cls, prompts: Sequence[Prompt], reward: Function, role_prompts: RolePrompts
+        cls, prompts: Sequence[Prompt], reward: Rewards, role_prompts: RolePrompts
     ) -> "Task":
         """A task on a plain list of queries."""
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
