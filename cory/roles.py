@@ -38,6 +38,13 @@ def text_of(prompt: Prompt) -> str:
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
+def query_text(prompt: Prompt) -> str:
+    """The whole query, as samples and reports show it; of several chat messages, each with its role."""
+    if isinstance(prompt, str) or len(prompt) == 1:
+        return text_of(prompt)
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
+
+
 def placeholders(template: str, where: str) -> list[str]:
     """The names in braces in a template; `{{` and `}}` stand for braces themselves.
 

@@ -33,7 +33,7 @@ from cory.errors import UserError
 from cory.evaluation.rows import agents_hash, line_up, run_agents
 from cory.identity import data_hash, is_local, row_keys, share_in_training
 from cory.plural import counted
-from cory.roles import text_of
+from cory.roles import query_text
 from cory.run.folder import as_json, filled, locked, new_folder, read_rows
 from cory.run.report import write_evaluation_report
 from cory.run.settings import named, read_settings
@@ -126,7 +126,7 @@ def evaluate(
             "in_training": shares,
             "titles": shown,
             "costs": costs,
-            "queries": [text_of(prompt) for prompt in columns["prompt"]],
+            "queries": [query_text(prompt) for prompt in columns["prompt"]],
             "columns": [
                 {name: as_json(columns[name][query]) for name in task.columns_read()}
                 for query in range(count)

@@ -16,7 +16,7 @@ from cory.metrics import collapsed, combined_reward, distinct, share_of_start
 from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.rewards import measure_responses
-from cory.roles import text_of
+from cory.roles import query_text
 from cory.run.clock import peak_memory_mb
 from cory.run.folder import as_json
 
@@ -160,7 +160,7 @@ def describe(
 
     `read`: the columns that prompts and rewards read besides the query.
     """
-    queries = [text_of(prompt) for prompt in columns["prompt"][rows]]
+    queries = [query_text(prompt) for prompt in columns["prompt"][rows]]
     further = {name: columns[name][rows] for name in read}
     of_team = {}
     if team_rewards is not None:

@@ -11,7 +11,7 @@ from cory.config import EvaluationConfig
 from cory.hub import held_out_results
 from cory.identity import row_keys, share_in_training
 from cory.metrics import mean_interval
-from cory.roles import RolePrompts
+from cory.roles import RolePrompts, query_text
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -79,6 +79,7 @@ def test_chat_messages_and_other_values():
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     turned = [dict(reversed(message.items())) for message in chat]
     assert len({*row_keys({"prompt": [chat, turned, chat[1:]]})}) == 2
+    assert len({*map(query_text, [chat, turned, chat[1:]])}) == 2
     assert len({*row_keys({"prompt": ["a", "a", "a"], "tags": [["x"], ["x"], ["x", "y"]]})}) == 2
 
 

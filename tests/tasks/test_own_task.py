@@ -266,7 +266,7 @@ def test_training_on_chat_messages(here, config, policy_folder):
         tokenizer.chat_template = template
     samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert {sample["query"] for sample in samples} <= {
-        row["messages"][1]["content"] for row in data
+        f"system: Be kind.\nuser: {row['messages'][1]['content']}" for row in data
     }
 
 
