@@ -68,6 +68,7 @@ class Chat:
         self.seed += len(self.roles)
         sampling = self.config.sampling.after_training({})
         texts: list[str] = []
+        ids: list[list[int]] = []
         for role, model in zip(self.roles, self.models, strict=True):
             earlier = None
             if role > 0 and self.config.cory.knowledge_transfer:
@@ -75,6 +76,7 @@ class Chat:
             seed = self.seed + role
             responses = model.answer(self.task, role, row, earlier, sampling, seed=seed, kl=False)
             texts += responses.completions
+            ids += responses.completion_ids
 
         prompt = row.pop("prompt")
         rewards = [""] * len(texts)
@@ -83,6 +85,7 @@ class Chat:
             if self.task.rewards:
                 columns = {name: values * len(texts) for name, values in row.items()}
                 columns["role"] = [self.task.prompts.name(role) for role in self.roles]
+                columns["completion_ids"] = ids
                 scores = score_by_function(
                     self.task.reward, prompt * len(texts), texts, columns
                 ).total

@@ -1,5 +1,5 @@
-"""What a run is made of, as its config.yaml records it: models, the reward's source, data, versions. Importing this
-does not import torch.
+"""What a run is made of, as its config.yaml records it: models, the reward's source, data, versions; and when two rows
+are the same query. Importing this does not import torch.
 
 A model of the Hub is identified by its commit, a local folder by the SHA-256 of its weights: the names of their files,
 the headers, and 64 KiB of each tensor. Modification times do not count, so a copy is the same model. Reading so little
@@ -12,7 +12,7 @@ import inspect
 import json
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cory.config import Config
 from cory.errors import UserError
+from cory.metrics import in_training
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -56,6 +57,27 @@ def model_identity(name: str, revision: str | None = None) -> str | None:
         if isinstance(cached, str):
             return f"commit:{Path(cached).parent.name}"  # .../snapshots/COMMIT/config.json
     return None
+
+
+def row_keys(columns: Mapping[str, Sequence[Any]]) -> list[str]:
+    """A key for each row: two rows are the same query if all their columns are.
+
+    >>> row_keys({"prompt": ["Which?", "Which?"], "letter": ["a", "b"]})
+    ['["a", "Which?"]', '["b", "Which?"]']
+    """
+    rows = zip(*(columns[name] for name in sorted(columns)), strict=True)
+    return [json.dumps(row, sort_keys=True, default=repr) for row in rows]
+
+
+def share_in_training(
+    held_out: Mapping[str, Sequence[Any]], trained: Mapping[str, Sequence[Any]]
+) -> float:
+    """The share of held-out rows that also stand among those of training, by the columns that both have."""
+    common = held_out.keys() & trained.keys()
+    queries, trained_queries = (
+        row_keys({name: columns[name] for name in common}) for columns in (held_out, trained)
+    )
+    return in_training(queries, trained_queries)
 
 
 def policy_models(config: Config) -> Models:

@@ -124,12 +124,12 @@ def student_t(clusters: int) -> float:
 
 def mean_interval(
     values: Sequence[float], clusters: Sequence[Hashable] | None = None
-) -> tuple[float, float]:
+) -> tuple[float, float | None]:
     """Mean and the half-width of its 95 % interval, from the cluster-robust standard error of a mean.
 
-    Values of one cluster, such as those of queries with the same text, may depend on each other. With `n` values in
+    Values of one cluster, such as those of a query that is asked twice, may depend on each other. With `n` values in
     `G` clusters: `t / n * sqrt(G / (G - 1) * sum_g (sum_{i in g} (x_i - mean))^2)`, t of `student_t(G)`. Where each
-    value is a cluster this is the usual `t * s / sqrt(n)`. 0 for fewer than two clusters.
+    value is a cluster this is the usual `t * s / sqrt(n)`. One cluster has no interval: None.
 
     Args:
         clusters: of each value. None: each value is one of its own.
@@ -147,7 +147,7 @@ def mean_interval(
         math.fsum(deviations[index] for index in cluster) for cluster in clustered(clusters, len(x))
     ]
     if len(sums) < 2:
-        return mean.item(), 0.0
+        return mean.item(), None
     variance = len(sums) / (len(sums) - 1) * math.fsum(total**2 for total in sums) / len(x) ** 2
     return mean.item(), student_t(len(sums)) * math.sqrt(variance)
 
@@ -158,11 +158,11 @@ def distinct_interval(
     clusters: Sequence[Hashable] | None = None,
     resamples: int = 200,
     seed: int = 0,
-) -> tuple[float, float]:
+) -> tuple[float, float | None]:
     """Distinct-n of `texts` and the half-width of its 95 % interval, by the delete-half jackknife over clusters.
 
     A bootstrap would draw the same text twice and so lower distinct-n. Halves drawn without replacement do not, and
-    their spread estimates the standard error of the whole (Shao and Wu, 1989).
+    their spread estimates the standard error of the whole (Shao and Wu, 1989). One cluster has no interval: None.
 
     Args:
         clusters: of each text, which are left out or kept whole. None: each text is one of its own.
@@ -171,7 +171,7 @@ def distinct_interval(
 
     groups = clustered(clusters, len(texts))
     if len(groups) < 2:
-        return distinct(texts, n), 0.0
+        return distinct(texts, n), None
     generator = torch.Generator().manual_seed(seed)
     size = (len(groups) + 1) // 2
     halves = [

@@ -2,10 +2,11 @@
 
     reward(prompts, completions, **columns) -> list[float | None]
 
-This is the signature of TRL's GRPO reward functions, `async def` ones included. A function gets the
-columns that it names, or all if it takes **kwargs: `prompts`, `completions`, the `role` in which
-each completion was written, and those of the dataset. For chat prompts, prompts and completions are
-messages, as in TRL. None: the function does not apply to this response. A metric may also take
+This is the signature of TRL's GRPO reward functions, `async def` ones and callable objects included.
+A function gets the columns that it names, or all if it takes **kwargs: `prompts`, `completions`,
+`completion_ids` (each completion's tokens, with its end token), the `role` in which it was written,
+and those of the dataset. For chat prompts, prompts and completions are messages, as in TRL. None:
+the function does not apply to this response. A metric gets no `completion_ids`, but may take
 `rewards`, the responses' task rewards. A team reward gets `chains`, lists of responses, in place of
 `completions`.
 
@@ -48,7 +49,7 @@ LARGEST = torch.finfo(torch.float32).max  # a larger number is infinite as float
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward function with its weight: `Task(dataset, [Reward(f), Reward(g, 0.5)], prompts)`.
+    """A reward function with its weight: `Task(dataset, [f, Reward(g, 0.5)], prompts)`.
 
     `name`, in messages and records, and `sha256` of its source are by default the function's own.
     """
@@ -91,8 +92,28 @@ class Scores:
         ]
 
 
+Rewards = Function | Reward | Sequence[Function | Reward]
+
+
+def as_rewards(reward: Rewards) -> list[Reward]:
+    """One reward function or several, each with its weight: 1 where none is given.
+
+    Raises a UserError if one cannot be called.
+    """
+    functions: list[Any] = [reward]
+    if isinstance(reward, Sequence) and not isinstance(reward, str):
+        functions = [*reward]
+    rewards = [one if isinstance(one, Reward) else Reward(one) for one in functions]
+    for one in rewards:
+        if not callable(one.function):
+            raise UserError(
+                f"task.reward: expected functions, such as a cory.rewards.Classifier, got {one.function!r}"
+            )
+    return rewards
+
+
 def score_by_function(
-    reward: Function | Sequence[Reward],
+    reward: Rewards,
     prompts: Sequence[Any],
     completions: Sequence[str],
     columns: Columns,
@@ -102,7 +123,7 @@ def score_by_function(
     Raises a UserError, with the function and the row, if one does not return a finite number or
     None for each completion.
     """
-    rewards = reward if isinstance(reward, Sequence) else [Reward(reward)]
+    rewards = as_rewards(reward)
     if not rewards:
         return Scores(torch.zeros(len(completions)), {})
     functions = [(f"reward {reward}", reward.function) for reward in rewards]
@@ -134,14 +155,16 @@ def score_rollouts(
 ) -> list[Scores]:
     """Each role's rewards, (batch,): all roles' responses in one call, so in one pass of a reward model.
 
-    The reward function sees the dataset's columns and, as `role`, the role of each response,
-    counted from `first`.
+    The reward function sees the dataset's columns, as `completion_ids` the tokens of each response and, as `role`,
+    its role, counted from `first`.
     """
-    columns: dict[str, list[Any]] = {name: [] for name in [*batch.columns, "role"]}
+    names = [*batch.columns, "role", "completion_ids"]
+    columns: dict[str, list[Any]] = {name: [] for name in names}
     completions: list[str] = []
     for role, rollout in enumerate(rollouts, first):
         completions += rollout.completions
         columns["role"] += [rollout.role] * len(rollout.completions)
+        columns["completion_ids"] += [ids.tolist() for ids in rollout.response_ids]
         for name, values in batch.columns_of(role).items():
             columns[name] += values
     prompts = columns.pop("prompt")
@@ -281,7 +304,10 @@ def _event_loop() -> asyncio.AbstractEventLoop:
 
 
 class Classifier:
-    """A reward: a sequence classifier's logit for prompt plus response.
+    """A reward: a sequence classifier's logit for prompt plus response, as the text alone gets it.
+
+    Texts are scored in padded batches where padding changes no logit, else one at a time: so if the
+    model has no pad token of its own, by which a decoder's head finds the last token.
 
     Args:
         name: Hub id or local folder of the classifier.
@@ -314,6 +340,10 @@ class Classifier:
         # Identified in config.yaml, so that another model behind this name is refused.
         self.models = {key: (recorded_as or name, name)}
         self.max_length = _most_tokens(model)
+        # The model's, not the tokenizer's, which may be another.
+        self.pad_id = model.config.get_text_config().pad_token_id
+        if not self._ignores_padding():
+            self.batch_size = 1
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
@@ -329,14 +359,33 @@ class Classifier:
         rewards = torch.empty(len(rows))
         for start in range(0, len(order), self.batch_size):
             index = order[start : start + self.batch_size]
-            texts_ids = [torch.tensor(rows[i], dtype=torch.long) for i in index]
-            ids, mask = pad(texts_ids, self.tokenizer.pad_token_id or 0, "right")
-            logits = self.model(
-                input_ids=to_device(ids, self.model.device),
-                attention_mask=to_device(mask, self.model.device),
-            ).logits
+            logits = self._logits([rows[i] for i in index])
             rewards[index] = logits[:, self.index].float().cpu()
         return rewards.tolist()
+
+    def _logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+        """(texts, labels), of texts as token ids."""
+        texts_ids = [torch.tensor(row, dtype=torch.long) for row in rows]
+        ids, mask = pad(texts_ids, self.pad_id or 0, "right")
+        logits: torch.Tensor = self.model(
+            input_ids=to_device(ids, self.model.device),
+            attention_mask=to_device(mask, self.model.device),
+        ).logits
+        return logits
+
+    @torch.no_grad()
+    def _ignores_padding(self) -> bool:
+        """Whether a padded text has the logits that it has alone, but for rounding. FNet's, for example, mix all
+        positions.
+        """
+        vocabulary = self.model.get_input_embeddings().weight.shape[0]
+        if self.pad_id is None or not 0 <= self.pad_id < vocabulary:
+            return False
+        texts: list[list[int]] = self.tokenizer(["good", "good " * 8])["input_ids"]
+        padded = self._logits(texts)
+        alone = torch.cat([self._logits([text]) for text in texts])
+        scale = (alone[1] - alone[0]).abs().max()
+        return bool((padded - alone).abs().max() <= 0.01 * scale + 1e-6)
 
 
 def load_classifier(
@@ -381,6 +430,8 @@ def _most_tokens(model: PreTrainedModel) -> int | None:
     positions = getattr(model.config, "max_position_embeddings", None)
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
-    if positions is None or padding is None:
+    if positions is None or positions < 0:  # XLNet's is -1
+        return None
+    if padding is None:
         return positions
     return positions - padding - 1  # RoBERTa's positions begin after that of padding

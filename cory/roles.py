@@ -1,6 +1,5 @@
 """Roles: what each reads (knowledge transfer, Eq. 3), and who has which (role exchange, Eq. 5)."""
 
-import json
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,10 +39,10 @@ def text_of(prompt: Prompt) -> str:
 
 
 def query_text(prompt: Prompt) -> str:
-    """The whole text of a query, by which two are the same; of chat messages, all roles and texts."""
-    if isinstance(prompt, str):
-        return prompt
-    return json.dumps([[message["role"], message["content"]] for message in prompt])
+    """The whole query, as samples and reports show it; of several chat messages, each with its role."""
+    if isinstance(prompt, str) or len(prompt) == 1:
+        return text_of(prompt)
+    return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 def placeholders(template: str, where: str) -> list[str]:

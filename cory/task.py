@@ -19,7 +19,7 @@ from cory.learners.records import UpdateStats
 from cory.metrics import TITLES
 from cory.models.load import find, load_tokenizer
 from cory.models.text import check_lengths, encode
-from cory.rewards import Function, Reward, accepted_columns
+from cory.rewards import Function, Reward, Rewards, accepted_columns, as_rewards
 from cory.roles import Prompt, RolePrompts, check_prompt, fit_responses
 from cory.streams import Purpose, Stream
 
@@ -41,7 +41,7 @@ RECORDED = {
     "copied",
 }
 # What functions are passed besides the dataset's columns.
-PASSED = ("prompts", "completions", "chains", "role", "rewards")
+PASSED = ("prompts", "completions", "completion_ids", "chains", "role", "rewards")
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Task:
         reward: `reward(prompts, completions, **columns) -> list[float | None]`, called with the
             responses of all agents of an iteration, and for samples, held-out queries and
             counterfactual credit; `prompts` are the queries. Or several in a weighted sum: a list
-            of `Reward`, which may be empty with a team reward.
+            of functions, or of `Reward` with weights, which may be empty with a team reward.
         prompts: what each role reads.
         metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns)
             -> list[float | None]`, whose mean goes to metrics.jsonl.
@@ -72,7 +72,7 @@ class Task:
     """
 
     dataset: datasets.Dataset
-    reward: Function | Sequence[Reward]
+    reward: Rewards
     prompts: RolePrompts
     metrics: Mapping[str, Function] = field(default_factory=dict)
     team_reward: Function | Reward | None = None
@@ -84,7 +84,9 @@ class Task:
             raise UserError("task.reward: expected a reward or a team_reward, got neither")
         names = [reward.short_name for reward in self.rewards]
         if len({*names}) < len(names):
-            raise UserError(f"task.reward: expected functions of different names, got {names}")
+            raise UserError(
+                f"task.reward: expected functions of different names, as of Reward(function, name=...), got {names}"
+            )
         for name in self.metrics:
             if name in (*RECORDED, *self.reward_metrics):
                 raise UserError(
@@ -105,7 +107,7 @@ class Task:
         others = [name for name in names if name != "prompt"]
         of_response = ["prompts", "completions", "role", *others]
         for reward in self.rewards:
-            accepted_columns(f"reward {reward}", reward.function, of_response)
+            accepted_columns(f"reward {reward}", reward.function, ["completion_ids", *of_response])
         for name, function in self.metrics.items():
             accepted_columns(f"metric {name}", function, ["rewards", *of_response])
         if self.team is not None:
@@ -221,7 +223,7 @@ class Task:
     @property
     def rewards(self) -> Sequence[Reward]:
         """The reward functions with their weights."""
-        return self.reward if isinstance(self.reward, Sequence) else [Reward(self.reward)]
+        return as_rewards(self.reward)
 
     @property
     def team(self) -> Reward | None:
@@ -237,9 +239,17 @@ class Task:
             return []
         return [f"reward_{reward.short_name}" for reward in self.rewards]
 
+    def columns_read(self) -> list[str]:
+        """The dataset's columns, besides the query, that templates and rewards read."""
+        names = [name for name in self.dataset.column_names if name != "prompt"]
+        read = {*self.prompts.columns()}
+        for reward in [*self.rewards, *([self.team] if self.team else [])]:
+            read |= {*accepted_columns(f"reward {reward}", reward.function, [*PASSED, *names])}
+        return [name for name in names if name in read]
+
     @classmethod
     def from_prompts(
-        cls, prompts: Sequence[Prompt], reward: Function, role_prompts: RolePrompts
+        cls, prompts: Sequence[Prompt], reward: Rewards, role_prompts: RolePrompts
     ) -> "Task":
         """A task on a plain list of queries."""
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)

@@ -35,7 +35,8 @@ class ImdbTaskConfig(Settings):
         min_chars: Shorter reviews are left out.
         min_query_tokens: Fewest tokens of a review that make a query; the number is drawn for each review.
         max_query_tokens: Most tokens of a review that make a query.
-        reward_model: Hub id or local folder of a classifier with a POSITIVE label, or `tiny`.
+        reward_model: Hub id or local folder of a classifier, or `tiny`.
+        reward_label: Its label whose logit is the reward. null: its only output, as of a reward model.
         reward_batch_size: Texts that are scored at a time.
         pioneer_prompt: Template over {prompt}.
         observer_prompt: Template over {prompt} and {response}, the response of the preceding role; or a named
@@ -51,6 +52,7 @@ class ImdbTaskConfig(Settings):
     min_query_tokens: PositiveInt = 2
     max_query_tokens: PositiveInt = 8
     reward_model: str = "lvwerra/distilbert-imdb"
+    reward_label: str | None = "POSITIVE"
     reward_batch_size: PositiveInt = 256
     pioneer_prompt: str = "{prompt}"
     observer_prompt: Annotated[str, AfterValidator(_template)] = OBSERVER

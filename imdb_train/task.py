@@ -71,7 +71,7 @@ def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
     name = str(toy.REWARD_MODEL) if settings.reward_model == "tiny" else settings.reward_model
     reward = Classifier(
         name,
-        "POSITIVE",
+        settings.reward_label,
         settings.reward_batch_size,
         device=choose_device(config.of_agent(0).device),
         separator=" " if config.of_agent(0).model.chat_template else "",

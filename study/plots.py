@@ -300,6 +300,12 @@ def _colours_of_groups(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
     return [colour_of[row["group"]] for row in rows]
 
 
+def _half_width(row: Mapping[str, Any], metric: str) -> float:
+    """Of a metric's interval; nan where it has none."""
+    half_width = row.get(f"{metric}_ci")
+    return math.nan if half_width is None else half_width
+
+
 def plot_bars(
     rows: Sequence[Mapping[str, Any]],
     metrics: Mapping[str, str],
@@ -326,7 +332,7 @@ def plot_bars(
         axis.set_visible(False)
     for axis, (metric, title) in zip(axes.flat, metrics.items(), strict=False):
         values = [row.get(metric, math.nan) for row in rows]
-        errors = [row.get(f"{metric}_ci", math.nan) for row in rows]
+        errors = [_half_width(row, metric) for row in rows]
         axis.barh(
             names,
             values,
@@ -366,7 +372,7 @@ def plot_pass_at_k(
     for index, (row, colour) in enumerate(zip(rows, row_colours, strict=True)):
         same_colour = list(row_colours[:index]).count(colour)
         values = [row[f"pass@{k}"] for k in ks]
-        errors = [row[f"pass@{k}_ci"] for k in ks]
+        errors = [_half_width(row, f"pass@{k}") for k in ks]
         axis.errorbar(
             ks,
             values,

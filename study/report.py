@@ -19,7 +19,7 @@ from cory.command import Arguments, main
 from cory.evaluation.command import read_responses
 from cory.run.folder import write_text
 from cory.run.report import NAME, Page, evaluation_page, render, run_page
-from cory.run.tables import interval_rows
+from cory.run.tables import interval_rows, query_label
 from study.cells import markdown_table
 from study.intervals import over_seeds
 
@@ -56,7 +56,10 @@ def write_report(folder: Path) -> None:
     responses = read_responses(folder)
     rows = evaluation["rows"]
     titles = evaluation["titles"]
-    queries = evaluation["queries"]
+    queries = [
+        query_label(query, columns)
+        for query, columns in zip(evaluation["queries"], evaluation["columns"], strict=True)
+    ]
     records = {
         row["name"]: [responses[row["name"], i] for i in range(len(queries))] for row in rows
     }
@@ -108,10 +111,11 @@ def rows_over_seeds(rows: Sequence[Row]) -> list[dict[str, Any]]:
         row |= runs.iloc[0][without_interval].to_dict()
         for metric in (metric for metric in metrics if runs[metric].notna().all()):
             interval = over_seeds(runs[metric])
+            half_width = runs[f"{metric}_ci"].iloc[0]  # over queries: none over a single one
+            if seeds > 1:
+                half_width = interval.high - interval.value
             row[metric] = interval.value
-            row[f"{metric}_ci"] = (
-                interval.high - interval.value if seeds > 1 else float(runs[f"{metric}_ci"].iloc[0])
-            )
+            row[f"{metric}_ci"] = None if pd.isna(half_width) else float(half_width)
         result.append(row)
     return result
 

@@ -29,8 +29,8 @@ from study import held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
 from study.comparison import beginnings_and_ends
-from study.equal_reward import at_chosen_levels
 from study.differences import differences
+from study.equal_reward import at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
 from study.frame import Study, read_study
 from study.frontier import beaten, frontiers_apart

@@ -50,6 +50,7 @@ class Responses:
     Args:
         prompts: what is answered.
         completions: the answers' texts.
+        completion_ids: their tokens, with the end token.
         prompt_tokens: the lengths of the prompts.
         kl: to the base, in nats per response.
         base_nll: their negative log-likelihood under the base, in nats per response.
@@ -58,6 +59,7 @@ class Responses:
 
     prompts: list[Prompt]
     completions: list[str]
+    completion_ids: list[list[int]]
     prompt_tokens: list[int]
     kl: list[float]
     base_nll: list[float]
@@ -147,6 +149,7 @@ class Answerer:
         result = Responses(
             prompts=list(prompts),
             completions=[""] * count,
+            completion_ids=[[] for _ in prompts],
             prompt_tokens=lengths,
             kl=[0.0] * count,
             base_nll=[0.0] * count,
@@ -175,6 +178,7 @@ class Answerer:
             texts = plain_texts(self.tokenizer, responses, sampling.stop, is_turn)
             for i, response, text in zip(batch, responses, texts, strict=True):
                 result.completions[i] = text
+                result.completion_ids[i] = response.tolist()
                 result.tokens[i] = len(response)
             if not kl:
                 continue
@@ -406,8 +410,12 @@ class Evaluator:
         # Rewards are computed as in training, outside of autocast.
         prompts = columns.pop("prompt")
         texts = responses.completions
-        roles = [task.prompts.name(row.role)] * len(texts)
-        scores = score_by_function(task.reward, prompts, texts, {**columns, "role": roles})
+        columns_of_reward = {
+            **columns,
+            "role": [task.prompts.name(row.role)] * len(texts),
+            "completion_ids": responses.completion_ids,
+        }
+        scores = score_by_function(task.reward, prompts, texts, columns_of_reward)
         team_rewards = None
         if task.team is not None and row.role + 1 in self.lineup.team_sizes:
             chains = list(zip(*earlier, texts, strict=True))

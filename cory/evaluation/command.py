@@ -31,9 +31,9 @@ from cory.config import (
 )
 from cory.errors import UserError, counted
 from cory.evaluation.rows import line_up
-from cory.identity import data_hash, is_local
-from cory.roles import query_text, text_of
-from cory.run.folder import agents_hash, filled, locked, new_folder, read_rows, run_agents
+from cory.identity import data_hash, is_local, row_keys, share_in_training
+from cory.roles import query_text
+from cory.run.folder import agents_hash, as_json, filled, locked, new_folder, read_rows, run_agents
 from cory.run.report import write_evaluation_report
 from cory.run.settings import named, read_settings
 from cory.run.tables import interval_table
@@ -92,10 +92,10 @@ def evaluate(
     # The queries, and how many of them the runs have seen.
     count = min(settings.queries or len(task.dataset), len(task.dataset))
     columns = task.dataset.select(range(count))[:]
-    query_texts = [query_text(prompt) for prompt in columns["prompt"]]
-    shares = shares_in_training(lineup.runs, query_texts, trained_on)
+    queries = row_keys(columns)
+    shares = shares_in_training(lineup.runs, columns, trained_on)
     description = (
-        f"{describe_queries(query_texts, shares)}, {counted(settings.samples, 'response')} each, "
+        f"{describe_queries(queries, shares)}, {counted(settings.samples, 'response')} each, "
         f"temperature {lineup.sampling.temperature:g}, eta = {lineup.kl_coef:g}"
     )
 
@@ -121,11 +121,15 @@ def evaluate(
                 key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
             },
             "said": description,
-            "distinct_queries": len(set(query_texts)),
+            "distinct_queries": len(set(queries)),
             "in_training": shares,
             "titles": shown,
             "costs": costs,
-            "queries": [text_of(prompt) for prompt in columns["prompt"]],
+            "queries": [query_text(prompt) for prompt in columns["prompt"]],
+            "columns": [
+                {name: as_json(columns[name][query]) for name in task.columns_read()}
+                for query in range(count)
+            ],
             "rows": rows,
         }
         _write_json(new / "settings.json", {**asdict(settings), "trained": trained})
@@ -141,7 +145,9 @@ def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
 
 
 def shares_in_training(
-    runs: Mapping[Path, Config], queries: Sequence[str], trained_on: "Dataset | None" = None
+    runs: Mapping[Path, Config],
+    columns: Mapping[str, Sequence[Any]],
+    trained_on: "Dataset | None" = None,
 ) -> dict[str, float | None]:
     """By the name of a run, the share of the held-out queries that also stand in its training data.
 
@@ -149,20 +155,16 @@ def shares_in_training(
 
     Args:
         runs: their settings, by folder.
-        queries: held-out ones, as `query_text` has them.
+        columns: of the held-out queries.
         trained_on: what was trained on. None: as the kind of each run's task has it.
     """
-    from cory.metrics import in_training
-
     shares: dict[str, float | None] = {}
-    trained: dict[
-        str, set[str]
-    ] = {}  # by the hash of the rows: runs mostly were trained on the same
+    by_hash: dict[str, float] = {}  # of the rows: runs mostly were trained on the same
     for run, config in runs.items():
         settings = read_settings(run)
         recorded = settings["fingerprint"]["dataset_sha256"]
         try:
-            if recorded not in trained:
+            if recorded not in by_hash:
                 rows = trained_on
                 if rows is None:
                     kind = kind_of_run(settings)
@@ -171,8 +173,8 @@ def shares_in_training(
                     rows = kind.training_rows(config)
                 if data_hash(rows) != recorded:
                     raise UserError(f"expected the rows that it recorded, {recorded}, got others")
-                trained[recorded] = {query_text(prompt) for prompt in rows["prompt"]}
-            shares[run.name] = in_training(queries, trained[recorded])
+                by_hash[recorded] = share_in_training(columns, rows[:])
+            shares[run.name] = by_hash[recorded]
         except UserError as error:
             shares[run.name] = None
             print(

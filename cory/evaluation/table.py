@@ -7,9 +7,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from cory.config import EvaluationConfig
+from cory.identity import row_keys
 from cory.metrics import TITLES, distinct_interval, mean_interval, pass_at_k
 from cory.rewards import measure_responses
-from cory.roles import query_text
 from cory.task import Task
 
 Records = Sequence[Mapping[str, Any]]  # of one model or chain, one for each query
@@ -59,13 +59,13 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval.
 
-    Intervals cluster by the text of the query (`query_text`).
+    Intervals cluster by the query (`row_keys`); over a single one there is none, and `NAME_ci` is None.
 
     Args:
         records: by model, one for each query.
         columns: of the queries, `prompt` among them.
     """
-    query_texts = [query_text(prompt) for prompt in columns["prompt"]]
+    queries = row_keys(columns)
     rows = []
     for name, of_model in records.items():
         chain = chain_of(records, of_model)
@@ -80,18 +80,18 @@ def table_rows(
             applies = [index for index, value in enumerate(by_query) if not math.isnan(value)]
             if applies:
                 numbers = [by_query[index] for index in applies]
-                clusters = [query_texts[index] for index in applies]
+                clusters = [queries[index] for index in applies]
                 row[metric], row[f"{metric}_ci"] = mean_interval(numbers, clusters)
 
         nats_per_token = [sum(record["base_nll"]) / sum(record["tokens"]) for record in of_model]
-        nats, half_width = mean_interval(nats_per_token, query_texts)
+        nats, half_width = mean_interval(nats_per_token, queries)
         row["perplexity"] = math.exp(nats)
-        row["perplexity_ci"] = math.exp(nats) * half_width
+        row["perplexity_ci"] = None if half_width is None else math.exp(nats) * half_width
 
         completions = [text for record in of_model for text in record["completions"]]
         text_clusters = [
-            text
-            for text, record in zip(query_texts, of_model, strict=True)
+            query
+            for query, record in zip(queries, of_model, strict=True)
             for _ in record["completions"]
         ]
         for n in (1, 2):

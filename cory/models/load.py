@@ -2,6 +2,7 @@
 
 import importlib.util
 import pickle
+from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from peft import PeftConfig, PeftModel
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from transformers import (
     AutoModelForCausalLM,
@@ -216,7 +218,9 @@ def quiet(library: Any = logging) -> Iterator[None]:
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
-    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete or does not fit."""
+    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete, does not fit, or is
+    on tied weights.
+    """
     expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
         # Read to the CPU: by itself PEFT would go through the first GPU, whichever the base is on.
@@ -229,6 +233,12 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
         raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:
         raise UserError(f"{expected} ({first_line(error)})") from None
+    tied = tied_targets(model)
+    if tied:
+        raise UserError(
+            f"{expected}, whose modules {tied} share their weights with others. Merge it into a copy of its base that "
+            "is saved with an output layer of its own (tie_word_embeddings: false)"
+        )
     missing = _lora_tensors(report.missing_keys)
     if missing:
         raise UserError(f"{expected}, which lacks {listed(missing)}")
@@ -238,6 +248,21 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
             f"{expected}, which has tensors without a place in the base: {listed(superfluous)}"
         )
     return model
+
+
+def tied_targets(model: PeftModel) -> list[str]:
+    """The modules with an adapter whose weights another module shares, as a head that is tied to the embedding.
+
+    Merged into such weights an adapter changes the other module, too.
+    """
+    modules = list(model.get_base_model().named_modules())
+    owners = Counter(id(weight) for _, module in modules for weight in module.parameters(False))
+    return [
+        name
+        for name, module in modules
+        if isinstance(module, BaseTunerLayer)
+        and any(owners[id(weight)] > 1 for weight in module.get_base_layer().parameters(False))
+    ]
 
 
 def _lora_tensors(names: Collection[str]) -> list[str]:

@@ -15,7 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from cory.config import LoraConfig
 from cory.errors import UserError, expect
-from cory.models.load import quiet
+from cory.models.load import quiet, tied_targets
 from cory.parallel.distributed import is_main
 from cory.parallel.sharding import is_sharded, whole_weights
 
@@ -25,8 +25,8 @@ LanguageModel: TypeAlias = PreTrainedModel | PeftModel  # without adapters, or w
 def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     """`base` with a new trainable adapter, made the active one; everything else is frozen.
 
-    Raises a UserError if no module has a name in `lora.target_modules`, or PEFT does not take those
-    modules; it lists those that exist.
+    Raises a UserError if no module has a name in `lora.target_modules`, PEFT does not take those
+    modules, or they are tied to others; it lists those that exist.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
     exist = sorted(
@@ -66,6 +66,13 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
         raise UserError(
             f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})"
         ) from None
+    tied = tied_targets(base)
+    if tied:
+        raise UserError(
+            f"lora.target_modules: expected modules that share their weights with no other, got {tied}. Leave them "
+            "out, or start from a copy of the model that is saved with an output layer of its own "
+            "(tie_word_embeddings: false)"
+        )
     base.set_adapter(name)
     return base
 

@@ -19,11 +19,10 @@ from cory.code_files import as_list, load
 from cory.config import HELD_OUT_REWARDS, Config
 from cory.errors import UserError, counted
 from cory.hub import model_card
+from cory.identity import row_keys, share_in_training
 from cory.iteration import Batch, Iteration
-from cory.metrics import in_training
 from cory.parallel import distributed
 from cory.rewards import score_rollouts, score_team
-from cory.roles import query_text
 from cory.run.folder import BEST, SUMMARY, filled, write_text
 from cory.run.measure import MEANING, NUM_QUERIES, describe, peak_memory_mb
 from cory.run.report import write_run_report
@@ -209,12 +208,10 @@ def overlap_with_training(
     held_out: datasets.Dataset, trained: datasets.Dataset
 ) -> dict[str, float]:
     """How many held-out queries there are, how many differ, and the share of them that is also in training."""
-    held_out_queries = [query_text(prompt) for prompt in held_out["prompt"]]
-    trained_queries = [query_text(prompt) for prompt in trained["prompt"]]
     return {
-        "queries": len(held_out_queries),
-        "distinct": len(set(held_out_queries)),
-        "in_training": in_training(held_out_queries, trained_queries),
+        "queries": len(held_out),
+        "distinct": len(set(row_keys(held_out[:]))),
+        "in_training": share_in_training(held_out[:], trained[:]),
     }
 
 
@@ -270,7 +267,7 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
             rollouts,
             task_rewards,
             slice(None),
-            trainer.task.prompts.columns(),
+            trainer.task.columns_read(),
             score_team(trainer.task, batch, rollouts) if whole else None,
         )
     return samples

@@ -87,6 +87,11 @@ class Run:
                 file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
 
+def as_json(value: Any) -> Any:
+    """A column's value as JSON has it; what JSON has not, such as a date, as text."""
+    return json.loads(json.dumps(value, default=str))
+
+
 def finished_iterations(run: Path) -> int | None:
     """The number of iterations after which the run was finished and its agents saved; None: it was never finished.
 

@@ -20,7 +20,8 @@ from cory.metrics import collapsed, combined_reward, distinct, share_of_start
 from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.rewards import measure_responses
-from cory.roles import text_of
+from cory.roles import query_text
+from cory.run.folder import as_json
 
 try:
     import resource
@@ -148,7 +149,7 @@ def sampled_texts(task: Task, iteration: Iteration, chains_per_query: int) -> li
         iteration.rollouts,
         iteration.task_rewards,
         slice(0, NUM_QUERIES * chains_per_query, chains_per_query),
-        task.prompts.columns(),
+        task.columns_read(),
         iteration.team_rewards,
     )
     return [{"iteration": iteration.index, **sample} for sample in described]
@@ -165,9 +166,9 @@ def describe(
 ) -> list[dict[str, Any]]:
     """By role, a record (docs/metrics.md, "Samples") of each response in `rows`; where chains branch, of the first.
 
-    `read`: the columns that the prompts name besides the query.
+    `read`: the columns that prompts and rewards read besides the query.
     """
-    queries = [text_of(prompt) for prompt in columns["prompt"][rows]]
+    queries = [query_text(prompt) for prompt in columns["prompt"][rows]]
     further = {name: columns[name][rows] for name in read}
     of_team = {}
     if team_rewards is not None:
@@ -185,7 +186,7 @@ def describe(
                 "agent": agent.name,
                 "role": rollout.role,
                 "query": query,
-                "columns": {name: values[row] for name, values in further.items()},
+                "columns": {name: as_json(values[row]) for name, values in further.items()},
                 "prompt": shown.prompts[row],
                 "completion": shown.completions[row],
                 **{name: values[row] for name, values in shown_rewards.items()},

@@ -24,6 +24,7 @@ from cory.run.tables import (
     interval_rows,
     labelled,
     printable,
+    query_label,
     summarise,
     summarise_roles,
 )
@@ -52,7 +53,8 @@ class Page:
         facts: what was run, in a few phrases.
         notes: caveats.
         figures: <svg> elements (`cory.run.plots.svg`).
-        completions: by query the chains that answered it: a title, and records as those of samples.jsonl.
+        completions: by query, with its columns, the chains that answered it: a title, and records as those of
+            samples.jsonl.
     """
 
     title: str
@@ -63,7 +65,8 @@ class Page:
     completions: dict[str, list[tuple[str, Sequence[Record]]]] = field(default_factory=dict)
 
     def add_chain(self, title: str, chain: Sequence[Record]) -> None:
-        self.completions.setdefault(chain[0]["query"], []).append((title, chain))
+        query = query_label(chain[0]["query"], chain[0]["columns"])
+        self.completions.setdefault(query, []).append((title, chain))
 
     def add_samples(
         self, method: str, folder: Path, before_after: Mapping[str, Mapping[str, Sequence[Record]]]
@@ -96,6 +99,7 @@ class Page:
             if record["query"] < QUERIES:
                 response = {
                     "query": evaluation["queries"][record["query"]],
+                    "columns": evaluation["columns"][record["query"]],
                     "role": record["role"],
                     "prompt": record["prompt"],
                     "completion": record["completions"][0],

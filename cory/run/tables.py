@@ -132,8 +132,8 @@ def _chain_answers(
 
 
 def interval_cell(row: Mapping[str, Any], metric: str) -> str:
-    """A metric with the half-width of its interval, METRIC_ci; alone without one, such as a count
-    of calls.
+    """A metric with the half-width of its interval, METRIC_ci, which is None over a single query; a count, such as of
+    calls, alone.
 
     Nothing where a row has no such metric.
     """
@@ -141,7 +141,10 @@ def interval_cell(row: Mapping[str, Any], metric: str) -> str:
         return ""
     if f"{metric}_ci" not in row:
         return f"{row[metric]:g}"
-    return f"{row[metric]:.3f} ± {row[f'{metric}_ci']:.3f}"
+    half_width = row[f"{metric}_ci"]
+    if half_width is None:
+        return f"{row[metric]:.3f} (no interval)"
+    return f"{row[metric]:.3f} ± {half_width:.3f}"
 
 
 def interval_rows(
@@ -207,6 +210,12 @@ def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     lines = [f"| {' | '.join(markdown(cell) for cell in row)} |" for row in (titles, *rows)]
     rule = "|" + "---|" * len(titles)
     return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def query_label(query: str, columns: Mapping[str, Any]) -> str:
+    """A query with the columns that prompts and rewards read, as in `Name one. [letter: a]`."""
+    shown = ", ".join(f"{name}: {value}" for name, value in columns.items())
+    return f"{query} [{shown}]" if shown else query
 
 
 # Escapes

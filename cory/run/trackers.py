@@ -13,6 +13,7 @@ from cory.iteration import Iteration
 from cory.run.callbacks import Callback
 from cory.run.folder import write_text
 from cory.run.settings import flat
+from cory.run.tables import query_label
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
@@ -74,7 +75,11 @@ class Trackers(Callback):
         self.tracker.log(values, step=iteration.index)
         # accelerate has tables of texts for wandb alone.
         if iteration.samples and self.tracker.name == "wandb":
-            rows = [[row[column] for column in COLUMNS] for row in iteration.samples]
+            samples = [
+                {**sample, "query": query_label(sample["query"], sample["columns"])}
+                for sample in iteration.samples
+            ]
+            rows = [[sample[column] for column in COLUMNS] for sample in samples]
             self.tracker.log_table(
                 "completions", columns=list(COLUMNS), data=rows, step=iteration.index
             )

@@ -83,7 +83,12 @@ def test_nothing_acts(tmp_path):
     for text in HOSTILE:
         step = {"role": text, "agent": text, "prompt": [{"role": text, "content": text}]}
         page.add_chain(
-            text, [step | {"query": text, "completion": text, "task_reward": 0, "kl": 0}]
+            text,
+            [
+                step
+                | {"query": text, "columns": {text: text}, "completion": text}
+                | {"task_reward": 0, "kl": 0}
+            ],
         )
         page.facts.append(text)
         page.notes.append(text)

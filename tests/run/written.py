@@ -26,7 +26,7 @@ def write_settings(folder, settings):
 def sample(agent, role, query, text, reward=0.5):
     """A record of samples.jsonl."""
     prompt = query if role == "pioneer" else f'Better than "{query}": {query}'
-    record = {"agent": agent, "role": role, "query": query, "prompt": prompt}
+    record = {"agent": agent, "role": role, "query": query, "columns": {}, "prompt": prompt}
     return record | {"completion": text, "task_reward": reward, "kl": 1.25}
 
 
@@ -99,6 +99,7 @@ def write_evaluation(folder: Path, texts=("good", "bad")):
         "costs": {"calls": "calls"},
         "queries": queries,
         "rows": rows,
+        "columns": [{} for _ in texts],
     }
     (folder / "evaluation.json").write_text(json.dumps(content))
     return folder

@@ -10,7 +10,6 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gsm8k_train import answers
 from gsm8k_train.answers import answer_text, correct, extract, gold
 
 DATA = ROOT.parent / "shared/data/gsm8k"

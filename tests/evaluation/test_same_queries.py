@@ -1,0 +1,89 @@
+"""Two rows are the same query if all their columns are; one query has no interval."""
+
+import json
+
+import datasets
+import pytest
+
+from cory import evaluate
+from cory.agent import make_agents
+from cory.config import EvaluationConfig
+from cory.hub import held_out_results
+from cory.identity import row_keys, share_in_training
+from cory.metrics import mean_interval
+from cory.roles import RolePrompts, query_text
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
+NUMBERS = {"a": 1.0, "b": 4.0, "c": 2.5, "<b>": 0.5}
+
+
+def number_of(completions, letter):
+    return [NUMBERS[key] for key in letter]
+
+
+def make_task(letters):
+    rows = [{"prompt": "the film", "letter": letter} for letter in letters]
+    return Task(datasets.Dataset.from_list(rows), number_of, PROMPTS)
+
+
+def evaluated(models, task, folder):
+    evaluate(models, task, EvaluationConfig(samples=2, output=str(folder)))
+    return json.loads((folder / "evaluation.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_rows_with_the_same_prompt_are_told_apart_by_their_columns(policy_folder, tmp_path):
+    letters = ["a", "b", "a", "c", "<b>"]
+    evaluation = evaluated([policy_folder], make_task(letters), tmp_path / "evaluation")
+    assert evaluation["distinct_queries"] == 4
+    values = [NUMBERS[letter] for letter in letters]
+    (row, *_) = evaluation["rows"]
+    assert (row["task_reward"], row["task_reward_ci"]) == mean_interval(values, letters)
+    assert row["task_reward_ci"] > 1
+    assert evaluation["columns"] == [{"letter": letter} for letter in letters]
+    page = (tmp_path / "evaluation" / "report.html").read_text()
+    assert page.count("<article") == 4
+    assert "letter: c" in page and "letter: &lt;b&gt;" in page and "letter: <b>" not in page
+
+
+def test_a_single_query_has_no_interval(policy_folder, tmp_path, capsys):
+    evaluation = evaluated([policy_folder], make_task("aa"), tmp_path / "evaluation")
+    assert evaluation["distinct_queries"] == 1
+    (row, *_) = evaluation["rows"]
+    assert row["task_reward"] == 1.0
+    assert {value for name, value in row.items() if name.endswith("_ci")} == {None}
+    assert "1.000 (no interval)" in capsys.readouterr().out
+
+
+def test_a_run_shows_the_columns_that_its_reward_reads(config, tmp_path):
+    config.iterations = config.sample_every = config.eval_every = 1
+    config.output = str(tmp_path / "run")
+    train, held_out = make_task("ab" * 8), make_task("bbcc")
+    trainer = CoryTrainer(config, make_agents(config), train, eval_dataset=held_out.dataset)
+    run = trainer.train()
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["held_out"] == {"queries": 4, "distinct": 2, "in_training": 0.5}
+    samples = [json.loads(line) for line in (run.folder / "samples.jsonl").open()]
+    assert samples and all(sample["columns"]["letter"] in ("a", "b") for sample in samples)
+    page = (run.folder / "report.html").read_text()
+    assert "letter: a" in page and "letter: b" in page
+
+    settings = EvaluationConfig(output=str(run.folder.parent / "evaluation"))
+    evaluate([run.folder], held_out, settings, trained_on=train.dataset)
+    card = held_out_results(run.folder)
+    assert "4 queries (2 distinct), 50 % of them also in training" in card
+
+
+def test_chat_messages_and_other_values():
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    turned = [dict(reversed(message.items())) for message in chat]
+    assert len({*row_keys({"prompt": [chat, turned, chat[1:]]})}) == 2
+    assert len({*map(query_text, [chat, turned, chat[1:]])}) == 2
+    assert len({*row_keys({"prompt": ["a", "a", "a"], "tags": [["x"], ["x"], ["x", "y"]]})}) == 2
+
+
+def test_training_rows_are_compared_by_the_columns_that_both_have():
+    held_out = {"prompt": ["p", "p"], "letter": ["a", "b"]}
+    assert share_in_training(held_out, {"letter": ["b"], "prompt": ["p"], "source": [1]}) == 0.5
+    assert share_in_training(held_out, {"letter": ["b"], "prompt": ["q"]}) == 0.0

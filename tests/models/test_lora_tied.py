@@ -1,0 +1,77 @@
+"""LoRA on a head that is tied to the embedding, or on the embedding: refused, as saved it is another model."""
+
+import json
+
+import peft
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+from cory.config import LoraConfig, ModelConfig
+from cory.errors import UserError
+from cory.models.load import load_policy
+from cory.models.lora import add_adapter, save_policy
+
+POLICY = "imdb_train/weights/policy"  # GPT-2, tied
+IDS = torch.arange(5, 15)[None]
+
+
+def make_llama(folder, tied):
+    tokenizer = AutoTokenizer.from_pretrained(POLICY)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+        num_attention_heads=4, initializer_range=0.3, tie_word_embeddings=tied,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def logits(model):
+    with torch.no_grad():
+        return model.eval()(input_ids=IDS).logits
+
+
+@pytest.mark.parametrize("target", ["lm_head", "wte"])
+def test_a_tied_module_is_refused(target):
+    policy, _ = load_policy(ModelConfig(POLICY))
+    with pytest.raises(UserError, match=rf"^lora\.target_modules: .*{target}"):
+        add_adapter(policy, "agent_1", LoraConfig(rank=2, target_modules=["c_attn", target]))
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_a_saved_adapter_on_a_tied_module_is_refused(tmp_path, target):
+    base = AutoModelForCausalLM.from_pretrained(make_llama(tmp_path / "base", tied=True))
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", target])
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UserError, match=rf"^model\.name: .*{target}"):
+        load_policy(ModelConfig(str(tmp_path / "adapter")))
+
+
+@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
+def test_an_untied_one_is_saved_as_it_was_trained(tmp_path, target):
+    base = make_llama(tmp_path / "base", tied=False)
+    policy, _ = load_policy(ModelConfig(base))
+    policy = add_adapter(policy, "agent_1", LoraConfig(rank=2, target_modules=["q_proj", target]))
+    for name, weight in policy.named_parameters():
+        if "lora_" in name:
+            weight.data.normal_(0, 0.3)
+    save_policy(policy, tmp_path / "agent_1", "agent_1")
+    settings = tmp_path / "agent_1" / "adapter_config.json"
+    changed = json.loads(settings.read_text()) | {"base_model_name_or_path": base}
+    settings.write_text(json.dumps(changed))
+    loaded, _ = load_policy(ModelConfig(str(tmp_path / "agent_1")))
+    torch.testing.assert_close(logits(loaded), logits(policy), rtol=1e-3, atol=1e-3)
+
+
+def test_a_tied_head_that_an_adapter_saves_whole_is_loaded(tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(make_llama(tmp_path / "base", tied=True))
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj"], modules_to_save=["lm_head"]
+    )
+    policy = peft.get_peft_model(base, settings)
+    policy.get_output_embeddings().modules_to_save["default"].weight.data.normal_(0, 0.3)
+    policy.save_pretrained(tmp_path / "adapter")
+    loaded, _ = load_policy(ModelConfig(str(tmp_path / "adapter")))
+    torch.testing.assert_close(logits(loaded), logits(policy), rtol=1e-3, atol=1e-3)

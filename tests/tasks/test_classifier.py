@@ -1,0 +1,78 @@
+"""A classifier's reward is that of the text alone, whichever head it has and whatever is scored beside it."""
+
+import pytest
+import torch
+import transformers
+from transformers import AutoTokenizer
+
+from cory.rewards import Classifier
+from imdb_train import toy
+from imdb_train.config import ImdbConfig
+from imdb_train.task import make_task
+
+PROMPTS = ["the film was", "i liked", "bad", "a plot of great length"]
+COMPLETIONS = [" good", " it a lot and would watch it again with my wife", "", " and no end"]
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    ("pad", "labels"), [("none", 1), ("end", 3), ("another", 1), ("beyond the vocabulary", 3)]
+)
+@pytest.mark.parametrize("family", ["GPT2", "Llama", "Qwen2", "Bert", "FNet"])
+def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
+    tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
+    end = tokenizer.eos_token_id
+    pads = {"none": None, "end": end, "another": 7, "beyond the vocabulary": -1}
+    assert tokenizer.pad_token_id not in pads.values()
+    config = getattr(transformers, f"{family}Config")(
+        vocab_size=len(tokenizer), num_labels=labels, eos_token_id=end, bos_token_id=end,
+        pad_token_id=pads[pad], **SIZES,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForSequenceClassification")(config).eval()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+
+    completions = [*COMPLETIONS[:-1], COMPLETIONS[-1] + tokenizer.eos_token]
+    label, index = (None, 0) if labels == 1 else ("LABEL_1", 1)
+    reward = Classifier(str(tmp_path), label)
+    alone = []
+    for prompt, completion in zip(PROMPTS, completions, strict=True):
+        ids = torch.tensor([tokenizer(prompt + completion)["input_ids"]])
+        alone.append(model(input_ids=ids).logits[0, index].item())
+    assert reward(PROMPTS, completions) == pytest.approx(alone, abs=1e-4)
+    assert reward(PROMPTS[1:3], completions[1:3]) == pytest.approx(alone[1:3], abs=1e-4)
+
+
+def test_imdb_takes_any_head(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), num_labels=1, eos_token_id=0, bos_token_id=0, **SIZES
+    )
+    transformers.GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = ImdbConfig(device="cpu")
+    config.model.name = config.task.dataset = "tiny"
+    config.task.reward_model = str(tmp_path)
+    config.task.reward_label = None
+    task = make_task(config)
+    rewards = task.reward(PROMPTS, COMPLETIONS)
+    assert rewards == pytest.approx(Classifier(str(tmp_path))(PROMPTS, COMPLETIONS))
+
+
+def test_an_encoder_is_scored_in_batches():
+    reward = Classifier(str(toy.REWARD_MODEL), "POSITIVE")
+    sizes = []
+    reward.model.register_forward_pre_hook(
+        lambda module, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    reward(PROMPTS, COMPLETIONS)
+    assert sizes == [4]
