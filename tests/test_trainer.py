@@ -68,6 +68,7 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
 
         agent.respond, agent.learn = spy_respond, spy_learn
     exchanged = [("agent_1", "agent_2")] * 2 + [("agent_2", "agent_1")] * 2  # period 2
+    longest = set()
     for k, (pioneer, observer) in enumerate(exchanged):
         coefs = {agent.name: agent.learner.kl_controller.value for agent in trainer.agents}
         records = run_iteration(trainer, k)
@@ -76,6 +77,7 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
         assert {record["agent"]: record["kl_coef"] for record in records} == coefs
         batch = trainer.task.batch(k, 8, config.seed)["prompt"]
         first, second = seen[pioneer]["rollout"], seen[observer]["rollout"]
+        longest |= {max(map(len, rollout.response_ids)) for rollout in (first, second)}
         assert first.prompts == batch
         assert second.prompts == [
             f'Improve "{query}{response}": {query}'
@@ -87,6 +89,7 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
         for role, name in enumerate((pioneer, observer)):
             assert seen[name]["same"]
             assert torch.allclose(seen[name]["rewards"], assign_credit(task_rewards)[role])
+    assert len(longest) > 1 and longest <= {3, 4, 5, 6}  # the limit is drawn
     for agent in trainer.agents:
         moments = agent.learner.optimizer.state.values()
         assert {int(state["step"]) for state in moments} == {16}  # 4 iterations of 4 epochs
