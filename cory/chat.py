@@ -1,4 +1,4 @@
-"""Talks to the agents of a run: the base and the agents in their roles answer what is typed. See docs/share.md.
+"""Talks to the agents of a run: the base and the agents in their roles answer what is typed. See docs/quick_start.md.
 
     python -m cory.chat runs/imdb_cory_tiny
 

@@ -598,7 +598,7 @@ class Config(Settings):
             the first is before training; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.
         callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of them, which a task's command adds
-            to the run (docs/callbacks.md).
+            to the run (docs/own_task.md).
         model: The policy.
         lora: Adapters instead of full fine-tuning.
         cory: The method.

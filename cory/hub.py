@@ -1,4 +1,4 @@
-"""Shares the agents of a run on the Hugging Face Hub, with a model card: docs/share.md.
+"""Shares the agents of a run on the Hugging Face Hub, with a model card: docs/quick_start.md.
 
     python -m cory.hub runs/imdb_cory_tiny user/name               # private
     python -m cory.hub runs/imdb_cory_tiny user/name --public      # for everybody

@@ -4,7 +4,7 @@
     python -m study.report runs/imdb_* --out report.html                  # several runs and evaluations in one file
     python -m study.report runs/evaluation-imdb_cory_tiny                 # evaluation.md, its figure and report.html
 
-A run need not have ended. `study.compare` compares runs. docs/report.md shows the page.
+A run need not have ended. `study.compare` compares runs. docs/quick_start.md shows the page.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A run, an evaluation or a comparison as one HTML file that opens from disk: docs/report.md.
+"""A run, an evaluation or a comparison as one HTML file that opens from disk: docs/quick_start.md.
 
 `page.html` is its template. jinja2 escapes all that it shows.
 """

@@ -17,27 +17,28 @@ def train(config, *callbacks):
     return make_trainer(config, callbacks=callbacks).train()
 
 
-def test_the_example_of_the_documents_runs(policy_folder, tmp_path, monkeypatch):
-    (code,) = re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/callbacks.md").read_text(), re.DOTALL
-    )
+def test_the_python_of_the_page_about_own_tasks_runs(policy_folder, tmp_path, monkeypatch):
+    page = (ROOT / "docs/own_task.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    code = "\n".join(blocks)
     for there, here in (
         ("openai-community/gpt2", str(policy_folder)),
         ("iterations=20", "iterations=3"),
-        ("bound=8.0", "bound=0.5"),
+        ("bound=0.5", "bound=-1.0"),
     ):
         assert there in code
         code = code.replace(there, here)
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        exec(compile(code, "docs/callbacks.md", "exec"), {})
-    lines = printed.getvalue().splitlines()
-    assert "Iteration 1: agent_1 answers first" in lines
-    assert any(line.startswith("Saved: agent_1, agent_2") for line in lines)
-    summary = json.loads((tmp_path / "runs/cory/summary.json").read_text())
-    # Responses of the random model have fewer words than the example's bound, but more than this.
-    assert (summary["iterations"], summary["stopped"]) == (1, True)
+        exec(compile(code, "docs/own_task.md", "exec"), {})
+    assert "Saved: agent_1, agent_2 in runs/cory-2" in printed.getvalue()
+    ended = [
+        json.loads((tmp_path / f"runs/{run}/summary.json").read_text())
+        for run in ("cory", "cory-2")
+    ]
+    assert [summary["iterations"] for summary in ended] == [3, 1]  # the callback ends the second
+    assert list(tmp_path.glob("runs/evaluation-*/evaluation.json"))
 
 
 def test_an_iteration_holds_what_happened(config):
