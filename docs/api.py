@@ -116,7 +116,7 @@ def main() -> None:
         parts.append(f"## {title}\n")
         for item in items:
             parts.append(f"### `{item.__qualname__}`\n")
-            parts.append(f"```python\n{signature(item)}\n```\n")
+            parts.append(f"```text\n{signature(item)}\n```\n")
             parts.append(described(item) + "\n")
     text = "\n".join(parts)
     if "--check" in sys.argv:

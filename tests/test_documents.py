@@ -172,15 +172,13 @@ def test_python_in_the_pages_compiles():
 
 def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, command):
     """docs/own_task.md from its first to its last command, with fewer iterations and responses."""
-    page = (ROOT / "docs/own_task.md").read_text().split("## Keys of the `task` block")[0]
+    page = (ROOT / "docs/own_task.md").read_text().split("## Callbacks")[0]
     script = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     script = (
         script.replace("CHECKOUT", str(ROOT))
         .replace("iterations: 20", "iterations: 2")
         .replace("--samples 8", "--samples 1")
     )
-    script += "\npython -m study.report runs/evaluation-praise-praise_ppo\n"
-    assert "`python -m study.report runs/evaluation-praise-praise_ppo`" in page
     start = "mkdir praise && cd praise\n"
     assert script.startswith(start)
     (tmp_path / "praise").mkdir()
@@ -200,11 +198,11 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, comman
         "praise_ppo/agent_1 after itself",
         "roles/agent_3 after agent_2 after agent_1",
         "frozen/agent_2 after agent_1",
-        "branches_rloo/agent_2",
+        "branches/agent_2",
     ]
     assert all(row in printed for row in rows)
     runs = tmp_path / "praise/runs"
-    assert (runs / "evaluation-praise-praise_ppo/evaluation.md").exists()
+    assert (runs / "evaluation-praise-praise_ppo/evaluation.json").exists()
     roles = {row["role"] for row in read_rows(runs / "roles/metrics.jsonl")}
     assert roles == {"writer", "doubter", "closer"}
     samples = read_rows(runs / "roles_ppo/samples.jsonl")
