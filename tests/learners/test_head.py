@@ -53,7 +53,7 @@ def make(tokenizer, kind="tied", algorithm="ppo", precision="fp32", **settings):
     if kind == "own head":
         model, reference = with_own_head(model), with_own_head(reference)
     if kind == "adapters":
-        model, reference = with_adapters(model), None
+        model, reference = with_adapters(with_own_head(model)), None
     dtype = torch.get_default_dtype()
     ppo = PPOConfig(**{"batch_size": 8, "mini_batch_size": 8, "init_kl_coef": 0.5} | settings)
     config = Config(

@@ -1,7 +1,8 @@
 """A run has one colour on all figures of a page; PPO's and CORY's are the same on every page."""
 
 import pytest
-from handmade import compared, make_run
+from handmade import compared
+from written import write_run
 
 from cory.run import plots as run_plots
 from study import plots
@@ -30,7 +31,7 @@ def test_a_run_has_the_same_colour_in_curves_and_paths_whatever_it_is_called(tmp
     agents = {"a_pair": 2, "b_single": 1, "c_pair": 2, "d_single": 1}
     for group, count in agents.items():
         for seed in range(2):
-            make_run(tmp_path / f"{group}-seed{seed}", seed, agents=count)
+            write_run(tmp_path / f"{group}-seed{seed}", seed, agents=count)
     study = compared(tmp_path)
     plots.plot_curves(study, tmp_path / "curves.png")
     plots.plot_paths(study, tmp_path / "paths.png", "pioneer")

@@ -1,8 +1,8 @@
 """Runs that start from the agents of other runs of their experiment."""
 
 import pytest
-from handmade import make_run, write_settings
 from test_experiment import planned_in
+from written import write_run, write_settings
 
 from cory.errors import UserError
 from study import engines, experiment
@@ -65,7 +65,7 @@ def test_agents_from_which_others_start_are_not_discarded(tmp_path, monkeypatch)
 
     def run_here(planned, jobs, threads, ended):
         for item in planned:
-            make_run(item.folder, item.seed, iterations=3)
+            write_run(item.folder, item.seed, iterations=3)
             for agent in ("agent_1", "agent_2"):
                 (item.folder / agent).mkdir()
             ended(item, 0, 1.0)
@@ -99,7 +99,7 @@ def test_rows_are_taken_from_the_folder_that_has_them_at_the_scale(tmp_path):
     text += '  large: {config: "configs/imdb/tiny.yaml", seeds: [3], flags: {iterations: 4}}\n'
     for folder, scale in (("first", "large"), ("first_small", "tiny")):
         results, (item, *_) = results_of(tmp_path, "first", folder, text, scale)
-        make_run(item.folder, item.seed, iterations=item.settings["iterations"])
+        write_run(item.folder, item.seed, iterations=item.settings["iterations"])
         write_settings(item.folder, item.settings)
         results.add_run(item, 1.0)
     again = text.replace("ppo.py}", "ppo.py, from: first}")
