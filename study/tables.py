@@ -29,7 +29,7 @@ from study import held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
 from study.comparison import beginnings_and_ends
-from study.differences import differences
+from study.differences import HELD_OUT, differences
 from study.equal_reward import at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
 from study.frame import Study, read_study
@@ -212,10 +212,11 @@ def _check_names(study: Study, options: Mapping[str, str]) -> None:
         "role": set(study.metrics["role"]),
         "metric": {*study.metrics, *study.final, *study.held_out},
     }
+    metrics = _listed(options.get("metrics", options.get("metric", "")), ",")
     named = {
         "group": groups,
         "role": _listed(options.get("role", ""), "|"),
-        "metric": _listed(options.get("metrics", options.get("metric", "")), ","),
+        "metric": [metric.removeprefix(HELD_OUT) for metric in metrics],
     }
     for what, names in named.items():
         for name in names:
