@@ -28,7 +28,7 @@ TIME_LIMIT = 3600  # seconds of one run of tests; a fault may keep a loop from e
 
 
 class Fault(NamedTuple):
-    """A fault. `before`: a text that stands once in the file. `tests`: the nearest, in their order."""
+    """A fault. `before`: a text that stands once in the file. `tests`: the nearest files, then folders."""
 
     name: str
     file: str
@@ -257,7 +257,7 @@ class Ended(NamedTuple):
 
 
 def run_tests(clone: Path, paths: list[str], ignored: list[str] | None = None) -> Ended:
-    """Runs tests of the clone, in the order of their paths, until one fails."""
+    """Runs tests of the clone, without those that are ignored, until one fails."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += [f"--basetemp={clone.parent / 'pytest'}", *paths]
     command += [f"--ignore={path}" for path in ignored or []]
@@ -291,14 +291,22 @@ def find(clone: Path, fault: Fault, near: bool, suite: bool) -> Ended:
         raise SystemExit(
             f"{fault.name}: expected {fault.before!r} once in {fault.file}, got it {count} times"
         )
-    nearest = [path for path in dict.fromkeys(fault.tests.split()) if (clone / path).exists()]
+    paths = [path for path in dict.fromkeys(fault.tests.split()) if (clone / path).exists()]
+    # Of a file and its folder in one command, pytest would run the folder in its own order.
+    files = [path for path in paths if path.endswith(".py")]
+    folders = [path for path in paths if path not in files]
+    steps = [files, folders] if near else []
+    if suite:
+        steps.append(["tests"])
     ended = Ended(None, "")
+    done = [] if near else paths
     file.write_text(text.replace(fault.before, fault.after), encoding="utf-8")
     try:
-        if near and nearest:
-            ended = run_tests(clone, nearest)
-        if suite and ended.failed is None:
-            ended = run_tests(clone, ["tests"], ignored=nearest)
+        for step in filter(None, steps):
+            ended = run_tests(clone, step, ignored=done)
+            if ended.failed is not None:
+                break
+            done = [*done, *step]
     finally:
         file.write_text(text, encoding="utf-8")
     return ended
