@@ -443,6 +443,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(one, rank, algorithm):
     spoil(trainer.agents[1], 2, "gradient")
     with pytest.raises(NotFinite, match="iteration 2: agent_2 as observer: the gradient"):
         trainer.train()
+    assert all(p.isfinite().all() for p in trainer.agents[1].learner.model_params)
 
 
 def test_flags_are_raised(one):

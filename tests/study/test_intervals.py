@@ -39,6 +39,7 @@ def test_groups_are_paired_by_seed():
     ours = pd.Series({0: 1.0, 1: 5.0, 2: 9.0})
     theirs = pd.Series({2: 8.0, 0: 0.0, 1: 4.0, 7: 100.0})
     assert difference(ours, theirs)[:3] == (1.0, 1.0, 1.0)  # the seeds' differences are all 1
+    assert difference(ours, theirs[[2, 0, 1]])[:3] == (1.0, 1.0, 1.0)
     others = pd.Series({3: 0.0, 4: 4.0, 5: 8.0})
     welch = stats.ttest_ind(ours, others, equal_var=False)
     low, high = welch.confidence_interval()
@@ -50,6 +51,8 @@ def test_groups_are_paired_by_seed():
 def test_holm_corrects_for_the_number_of_hypotheses():
     """Held against 0.05 / 4, / 3, / 2 and / 1: the third fails, and with it the fourth."""
     assert holm([0.04, 0.01, 0.03, 0.015]) == [False, True, False, True]
+    assert holm([0.03, 0.04]) == [False, False]  # the smallest at 0.05 / 2, before the next
+    assert holm([0.02, 0.04]) == [True, True]
     assert holm([0.04, math.nan]) == [True, False]
     assert holm([0.06, math.nan]) == [False, False]
     assert holm([]) == []
