@@ -374,8 +374,8 @@ def _sum_of_rewards(rewards: Mapping[str, float]) -> float:
 
 
 class Progress(Callback):
-    """Shows each agent's role, task reward and KL, and the newest held-out reward: the task reward, mean over the
-    roles, plus the team reward, if there is one.
+    """Shows each agent's role, reward (task reward plus team reward) and KL, and the newest held-out reward, mean over
+    the roles.
 
     Args:
         held_out: has measured it.
@@ -422,14 +422,16 @@ class Progress(Callback):
 
 
 def progress_line(records: Sequence[Mapping[str, Any]]) -> str:
-    """One line on an iteration: each agent's name, role, task reward and KL; for more than two roles, their means."""
+    """One line on an iteration: each agent's name, role, task reward plus team reward, and KL; for more
+    than two roles, their means.
+    """
+    rewards = [record["task_reward"] + record.get("team_reward", 0.0) for record in records]
     if len(records) > 2:
-        task_reward = statistics.fmean(record["task_reward"] for record in records)
         kl = statistics.fmean(record["kl"] for record in records)
-        return f"{len(records)} roles: reward {task_reward:+.2f} KL {kl:.2f}"
+        return f"{len(records)} roles: reward {statistics.fmean(rewards):+.2f} KL {kl:.2f}"
     return " | ".join(
-        f"{record['agent']} {record['role'][:3]} {record['task_reward']:+.2f} KL {record['kl']:.2f}"
-        for record in records
+        f"{record['agent']} {record['role'][:3]} {reward:+.2f} KL {record['kl']:.2f}"
+        for record, reward in zip(records, rewards, strict=True)
     )
 
 

@@ -64,6 +64,8 @@ def plot_curves(
     titles = dict(CURVE_TITLES)
     if "team_reward" in history[0]:
         titles = {"team_reward": TITLES["team_reward"], **titles}
+        if not any(record["task_reward"] for record in history):  # the team's is the only reward
+            titles.pop("task_reward", None)
     size = (13 / 3 * len(titles), 3.6)
     figure, axes = plt.subplots(1, len(titles), figsize=size, layout="constrained")
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
