@@ -378,6 +378,10 @@ class Classifier:
         """Whether a padded text has the logits that it has alone, but for rounding. FNet's, for example, mix all
         positions.
         """
+        if (
+            self.model.config.is_encoder_decoder
+        ):  # such heads want equally many end tokens in all texts
+            return False
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         if self.pad_id is None or not 0 <= self.pad_id < vocabulary:
             return False

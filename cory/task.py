@@ -85,7 +85,8 @@ class Task:
         names = [reward.short_name for reward in self.rewards]
         if len({*names}) < len(names):
             raise UserError(
-                f"task.reward: expected functions of different names, as of Reward(function, name=...), got {names}"
+                f"task.reward: expected functions of different names, got {names}. Rename one, in its file or by "
+                "Reward(function, name=...)"
             )
         for name in self.metrics:
             if name in (*RECORDED, *self.reward_metrics):

@@ -10,7 +10,8 @@ followed by a number wins; without one, the last number of the text does (the pa
 | `answer is x` | in the same sentence; may begin on a later line                                           |
 | `answer: x`   | likewise, with no word between: "Answer: Ann has 3 eggs" has no marker, it is a solution  |
 
-What follows a marker is read as its first number, or, if that opens an equation, as the number after its last "=".
+`<answer>` is a marker like `answer is`. What follows a marker is read as its first number, or, if that opens an
+equation, as the last side of it that is one number: 18 in "18 = 9 * 2". What is not worked out, as "36 / 2", is none.
 Percent and currency signs change nothing. What looks like a number but is none of `_GRAMMAR`, a number of more than 50
 digits or an exponent of more than 2, and x/0, make the completion unparseable: no other number is taken in its place.
 
@@ -68,10 +69,10 @@ _NUMBER = re.compile(
     r"(?P<digits>(?:(?<![0-9] )[1-9][0-9]{0,2}(?: [0-9]{3}(?![0-9]))+|[0-9]+|(?<![0-9A-Za-z.])\.[0-9]+)"
     r"(?:[.,'_][0-9]+|/-?\.?[0-9]+|[eE][-+]?[0-9]+|\^[{(]?-?[0-9]+|[ -][0-9]{1,6}/[0-9]+"
     r"| and (?:a|one) (?:half|third|quarter)|[kKMB]\b)*)"
-    r"(?:[ {*-]{0,4}(?P<scale>(?i:hundred|thousand|million|billion|trillion))s?\b)?"
+    r"(?P<scale>(?:[ {}$*-]{0,4}(?i:hundred|thousand|million|billion|trillion|lakh|crore)s?\b){0,3})"
 )
-_SCALES = {"": 1, "hundred": 10**2, "thousand": 10**3, "million": 10**6}
-_SCALES |= {"billion": 10**9, "trillion": 10**12}
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9}
+_SCALES |= {"trillion": 10**12, "lakh": 10**5, "crore": 10**7}
 _GROUPS = "|".join(rf"[1-9][0-9]{{0,2}}(?:{separator}[0-9]{{3}})+" for separator in ",' ")
 _DECIMAL = (
     rf"(?:(?:{_GROUPS}|[1-9][0-9]?(?:,[0-9]{{2}})+,[0-9]{{3}}|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
@@ -83,7 +84,7 @@ _GRAMMAR = re.compile(
 )
 
 _MARKER = re.compile(
-    r"(?P<hashes>####)|(?P<boxed>\\boxed)|[Aa](?i:nswer)[\s*_]{0,4}(?:(?P<colon>[:=])|(?i:is)\b)"
+    r"(?P<hashes>####)|(?P<boxed>\\boxed)|(?i:<answer>)|[Aa](?i:nswer)[\s*_]{0,4}(?:(?P<colon>[:=])|(?i:is)\b)"
 )
 _HEADING_NUMBER = re.compile(r"[.):][ \t*_]*[A-Za-z]")  # what follows the number of "#### 2. Money"
 _LEAD = re.compile(r"[^0-9A-Za-z.\\-]*")
@@ -96,13 +97,15 @@ _OPERATION = re.compile(
     re.IGNORECASE,
 )
 _MAX_OPERATION = 40
-_FRAC_ARGUMENT = r"\s*\{\s*(-?[0-9][0-9.,]*)\s*\}"
+_FRAC_ARGUMENT = r"\s*\{\s*[$€£¥]?(-?[0-9][0-9.,]*)\s*\}"
 _LATEX = re.compile(
     rf"\\[dtc]?frac(?:{_FRAC_ARGUMENT}{_FRAC_ARGUMENT}|([0-9])([0-9]))"
     r"|\\(?P<command>[A-Za-z]+|[^A-Za-z])"
 )
-_SIGNS = str.maketrans("\u2010\u2012\u2013\u2212\u2044\u2215\u2019", "----//'")
+_SIGNS = str.maketrans("\u2010\u2012\u2013\u2212\u2044\u2215\u2019\u02bc\u066c~", "----//''' ")
 _COMMANDS = {"boxed": r"\boxed", "fbox": r"\boxed", "times": "*", "cdot": "*", "div": "/"}
+_UNREAD = "1/0*"  # is no number, nor is what it is joined to
+_COMMANDS |= dict.fromkeys(["frac", "dfrac", "tfrac", "cfrac", "sqrt", "over", "overline"], _UNREAD)
 
 
 def answer_text(completion: str) -> str:
@@ -130,7 +133,8 @@ def extract(completion: str) -> Fraction | None:
     end = len(text)
     for marker in reversed(list(_MARKER.finditer(text))):
         if numbers := _after(marker, end):
-            return _value(_result(numbers))
+            result = _result(numbers)
+            return _value(result) if result else None
         end = marker.start()
     last = deque(_NUMBER.finditer(text), maxlen=1)
     return _value(last[0]) if last else None
@@ -177,7 +181,7 @@ def _character(character: str) -> str:
 
 def _plain(text: str) -> str:
     r"""The text with signs for words, and without LaTeX: of its commands only \boxed is left."""
-    text = text.replace("{,}", ",").replace(r"\$", "$").replace(r"\!", "")
+    text = text.replace("{,}", ",").replace(r"{\,}", ",").replace(r"\$", "$").replace(r"\!", "")
     text = _LATEX.sub(_unlatex, text)
     text = re.sub(r"(?<=[0-9]) and (?=[0-9]+/[0-9])", " ", text)
     return re.sub(r"(?<![\w-])(?i:negative|minus) +(?=[$€£¥({]*\.?[0-9])", "-", text)
@@ -211,8 +215,9 @@ def _after(marker: re.Match[str], end: int) -> list[re.Match[str]]:
     numbers = list(_NUMBER.finditer(text, start, end))
     if not numbers or not (marker["hashes"] or marker["colon"]):
         return numbers
-    is_after_word = _LETTER.search(text, marker.end(), numbers[0].start())
-    if is_after_word or (marker["hashes"] and _HEADING_NUMBER.match(text, numbers[0].end())):
+    before = text[marker.end() : numbers[0].start()]
+    in_list = marker["hashes"] or "\n" in before
+    if _LETTER.search(before) or (in_list and _HEADING_NUMBER.match(text, numbers[0].end())):
         return []
     return numbers
 
@@ -227,16 +232,17 @@ def _closing_brace(text: str, start: int, end: int) -> int:
     return end
 
 
-def _result(numbers: list[re.Match[str]]) -> re.Match[str]:
-    """The first number, or the one after the last "=" of the equation that it opens."""
-    result = numbers[0]
+def _result(numbers: list[re.Match[str]]) -> re.Match[str] | None:
+    """The last side of the equation that the first number opens, of those that are one number."""
+    sides = [[numbers[0]]]
     for left, right in pairwise(numbers):
         between = left.string[left.end() : right.start()]
         if len(between) > _MAX_OPERATION or not _OPERATION.fullmatch(between):
             break
         if "=" in between or "≈" in between:
-            result = right
-    return result
+            sides.append([])
+        sides[-1].append(right)
+    return next((side[0] for side in reversed(sides) if len(side) == 1), None)
 
 
 def _value(number: re.Match[str]) -> Fraction | None:
@@ -249,7 +255,8 @@ def _value(number: re.Match[str]) -> Fraction | None:
     if over is None or not under or (parts["whole"] and over >= under):  # as 5 10/2
         return None
     value = int(parts["whole"] or 0) + over / under
-    value *= _SCALES[(number["scale"] or "").lower()]
+    for word in re.findall("[a-z]+", number["scale"].lower()):
+        value *= _SCALES[word.removesuffix("s")]
     return -value if _negative(number.string, number.start()) else value
 
 

@@ -246,7 +246,10 @@ def ends_response(
         return False
     tail = 8 + max(len(text.encode()) for text in stop)  # tokens that surely hold a stop text
     written = read(response[-tail:])
-    return any(text in written for text in stop)
+    if not any(text in written for text in stop):
+        return False
+    whole = read(response)  # the tail may begin within a character, which then reads otherwise
+    return any(text in whole for text in stop)
 
 
 # Models whose caches transformers knows.

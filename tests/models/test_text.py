@@ -13,6 +13,7 @@ from cory.agent import Agent
 from cory.config import Config, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer
+from cory.models.sample import ends_response
 from cory.models.text import encode, plain_texts, turn_stop
 
 CHATML = (
@@ -204,3 +205,11 @@ def test_one_of_several_chat_templates_is_named(chat_tokenizer):
             encode(chat_tokenizer, [prompt], setting)
     chat_tokenizer.chat_template |= {"default": "{{ messages[0].content }}?"}
     assert chat_tokenizer.decode(encode(chat_tokenizer, ["good film"], True)[0]) == "good film?"
+
+
+def test_a_stop_text_that_only_the_end_of_a_response_spells_ends_nothing():
+    def read(ids):  # the last tokens begin within a character, and read otherwise
+        return "\n" if len(ids) < 12 else "good"
+
+    assert not ends_response(read, [0], ["\n"], [5] * 12)
+    assert ends_response(read, [0], ["\n"], [5] * 11)

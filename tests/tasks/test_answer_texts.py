@@ -56,6 +56,8 @@ NUMBERS = [
     ("minus $3", "-3"), ("12 m²", "12"), ("12㎡", "12"), ("12 m^2", "12"), (r"12 cm^{2}", "12"),
     ("2^3", None), (r"2^{3}", None), ("2²", None), ("1.234.567", None), ("1.234,56", None), ("12,34", None),
     ("1_000", None),
+    ("7 hundred thousand", "700000"), ("$1.5$ million", "1500000"), ("3 lakh", "300000"), ("1\u066c234", "1234"),
+    (r"1{\,}234", "1234"), ("1~000", "1000"), (r"\frac{\$3}{4}", "3/4"),
     ("3/4/2020", None), ("2 and a half", None), ("2-1/2", None), ("5 10/2", None), ("$18k", None),
 ]  # fmt: skip
 
@@ -78,3 +80,26 @@ def test_subtraction_has_no_negative_result():
     assert extract("10 minus 3") == 3
     assert extract("10 – 3") == 3
     assert extract("2 - ½ = 1½") == Fraction(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("The answer is $18 = 9 * $2.", 18),
+        (r"\boxed{18 = 9 \cdot 2}", 18),
+        ("#### 36 / 2", None),
+        ("The answer is 5 x 10^3", None),
+        ("#### 10**3", None),
+        (r"\boxed{\frac{1}2}", None),
+        (r"\boxed{\frac{3+1}{2}}", None),
+        (r"\boxed{2\sqrt{3}}", None),
+        (r"\boxed{{3 \over 4}}", None),
+    ],
+)
+def test_what_is_not_worked_out_is_no_answer_and_the_side_that_is_one_number_is(text, value):
+    assert extract(text) == value
+
+
+def test_an_answer_in_tags_and_a_list_of_steps():
+    assert extract("<answer>18</answer> I used 2 steps.") == 18
+    assert extract("To find the answer:\n1. Compute 16 - 7 = 9.\n2. 9 * 2 = 18.") == 18

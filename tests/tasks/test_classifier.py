@@ -52,6 +52,22 @@ def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
     assert reward(PROMPTS[1:3], completions[1:3]) == pytest.approx(alone[1:3], abs=1e-4)
 
 
+def test_heads_that_want_equally_many_end_tokens_score_one_text_at_a_time(tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
+    end = f" good{tokenizer.eos_token}"
+    sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
+    sizes |= {"decoder_ffn_dim": 32, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    config = transformers.BartConfig(
+        vocab_size=len(tokenizer), num_labels=1, max_position_embeddings=64, pad_token_id=1,
+        eos_token_id=tokenizer.eos_token_id, decoder_start_token_id=0, **sizes,
+    )  # fmt: skip
+    transformers.BartForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    reward = Classifier(str(tmp_path))
+    alone = [reward([""], [text])[0] for text in (end, end + end)]
+    assert reward(["", ""], [end, end + end]) == pytest.approx(alone)
+
+
 def test_imdb_takes_any_head(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
     config = transformers.GPT2Config(
