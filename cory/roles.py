@@ -93,7 +93,8 @@ class RolePrompts:
     Raises:
         UserError: a placeholder that is needed is missing, or one names no earlier role.
 
-    >>> RolePrompts(observer='Improve "{prompt}{response}": {prompt}').render(1, {"prompt": "The film"}, [" was bad"])
+    >>> prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
+    >>> prompts.render(1, {"prompt": "The film"}, [" was bad"])
     'Improve "The film was bad": The film'
     """
 
