@@ -153,11 +153,13 @@ def _agents(study: Study, name: str) -> list[str]:
 
 
 def _by_iteration(study: Study, name: str, agent: str | None, metric: str) -> pd.DataFrame:
-    """A metric of an agent of a group, or of all, mean over roles: a row per iteration, a column per seed."""
+    """A metric of an agent of a group, or of all, mean over roles: a row per iteration, from 1, a column per seed."""
     rows = study.metrics[study.metrics["group"] == name]
     if agent is not None:
         rows = rows[rows["agent"] == agent]
-    return rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")
+    runs = rows.groupby(["iteration", "seed"])[metric].mean().unstack("seed")
+    runs.index += 1
+    return runs
 
 
 def _smooth(runs: pd.DataFrame) -> pd.DataFrame:

@@ -33,8 +33,8 @@ def plot_curves(
 ) -> None:
     """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
 
-    Where there is a team reward it is shown, too. Rewards on held-out queries are dots, from the one before training
-    on; each is at the iteration that samples from the weights which it measured.
+    Where there is a team reward it is shown, too. Iterations count from 1 here. Rewards on held-out queries are dots,
+    each at the last iteration before it; that before training is at 0.
 
     Args:
         history: rows of metrics.jsonl.
@@ -71,7 +71,7 @@ def plot_curves(
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
         for name, colour in zip(labels, curve_colours, strict=True):
             rows = [record for record in history if label(record) == name]
-            x = [record["iteration"] for record in rows]
+            x = [record["iteration"] + 1 for record in rows]
             y = [record[metric] for record in rows]
             axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
             axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=name)
@@ -82,8 +82,8 @@ def plot_curves(
                     *zip(*held_out, strict=True), color=colour, label=f"{name}, held out", **style
                 )
         for start, end in zip(first_observing, last_observing, strict=True):
-            axis.axvspan(start - 0.5, end + 0.5, color="0.92", lw=0, zorder=0)
-        axis.set(title=title, xlabel="iteration")
+            axis.axvspan(start + 0.5, end + 1.5, color="0.92", lw=0, zorder=0)
+        axis.set(title=title, xlabel=f"iteration (thick: mean of {SMOOTHING})")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.margins(x=0.01)
         if len(history) > LONG:
