@@ -239,7 +239,10 @@ def _numbers(
     results = []
     for label, function in functions:
         arguments = {name: columns[name] for name in accepted_columns(label, function, columns)}
-        results.append(function(**arguments))
+        try:
+            results.append(function(**arguments))
+        except SystemExit as error:  # would end the run without a word
+            raise RuntimeError(f"{label} has called sys.exit") from error
     numbers = [
         _checked(label, result, columns, unit)
         for (label, _), result in zip(functions, _awaited(results), strict=True)

@@ -37,8 +37,8 @@ EMPTY_SHARE = 0.1
 
 # What the flags in metrics.jsonl mean; each is printed once per run.
 MEANING = {
-    "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or "
-    "kl_penalty: kl (docs/paper.md, 'KL penalty').",
+    "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or, "
+    "where ppo.kl_penalty is full, kl (docs/paper.md, 'KL penalty').",
     "equal_rewards": "every response of the batch earned the same reward, so there is nothing to learn. Try a larger "
     "ppo.batch_size, or a task that is neither too hard nor too easy for the model.",
     "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",

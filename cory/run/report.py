@@ -79,7 +79,9 @@ class Page:
         samples = read_rows(folder / "samples.jsonl")
         iterations = sorted({sample["iteration"] for sample in samples})
         for k in iterations[:: len(iterations) // ITERATIONS + 1]:
-            stages[f"iteration {k + 1}"] = [sample for sample in samples if sample["iteration"] == k]
+            stages[f"iteration {k + 1}"] = [
+                sample for sample in samples if sample["iteration"] == k
+            ]
 
         for stage, records in stages.items():
             by_role: dict[str, list[Record]] = {}

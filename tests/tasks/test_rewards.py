@@ -256,3 +256,11 @@ def test_a_label_that_a_classifier_lacks(classifier_folder, reward_model):
     ):
         with pytest.raises(UserError, match=r"^task\.reward_model: "):
             Classifier(str(folder), label)
+
+
+def test_a_reward_that_exits_is_named():
+    def ends(completions, **columns):
+        raise SystemExit
+
+    with pytest.raises(RuntimeError, match="ends has called"):
+        score(ends, ["a"], ["b"], {})
