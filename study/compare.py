@@ -4,12 +4,16 @@
     python -m study.compare runs/cory-seed* runs/ppo-seed*     # runs; names that differ in -seedN alone are a group
     python -m study.compare results/notes --role answerer      # one role's curves, where others earn 0
 
-Writes comparison.md, its figures, and of runs their rows. Definitions: docs/metrics.md, "Comparison".
+Writes comparison.md, its figures, and of runs their rows; in for_paper/ tables as CSV and LaTeX, figures as PDF.
+Definitions: docs/metrics.md, "Comparison".
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
+
+import pandas as pd
 
 from cory.command import Arguments, main
 from cory.errors import UserError, counted
@@ -33,6 +37,7 @@ from study.tables import frozen_at
 
 # Data may be drawn from the seed.
 OF_SEED = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
+FOR_PAPER = "for_paper"
 FIGURES = ("curves", "paths", "held_out", "pass_at_k", "over", "frontier")
 INTERVALS = (
     "Values are means over n seeds ± the half-width of their 95 % interval by Student's t, as bands and bars in the "
@@ -80,9 +85,10 @@ def write_page(
     Returns:
         comparison.md.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    (out / FOR_PAPER).mkdir(parents=True, exist_ok=True)
     for name in FIGURES:
         (out / f"{name}.png").unlink(missing_ok=True)
+        (out / FOR_PAPER / f"{name}.pdf").unlink(missing_ok=True)
     parts = [f"# {title}\n", *([f"{question}\n"] if question else [])]
     if command:
         parts.append(f"```bash\n{command}\n```\n")
@@ -103,43 +109,55 @@ def write_page(
     return out / "comparison.md"
 
 
-def _section(heading: str, note: str, rows: Rows) -> list[str]:
+def _section(out: Path, name: str, heading: str, note: str, rows: Rows) -> list[str]:
+    """A table of the page, also as CSV and LaTeX."""
+    table = pd.DataFrame(rows)
+    write_text(out / FOR_PAPER / f"{name}.csv", table.to_csv(index=False))
+    write_text(out / FOR_PAPER / f"{name}.tex", table.to_latex(index=False, escape=True))
     return [f"## {heading}\n", *([note + "\n"] if note else []), markdown_table(rows)]
+
+
+def _figure(out: Path, name: str, plot: Callable[..., None], study: Study, *args: Any) -> str:
+    """A figure of the page, also as PDF."""
+    plot(study, out / FOR_PAPER / f"{name}.pdf", *args)
+    plot(study, out / f"{name}.png", *args)
+    return f"![{name}]({name}.png)\n"
 
 
 def _held_out(study: Study, out: Path) -> list[str]:
     metric = held_out.judged_by(study)
     rows = held_out.held_out(study, metric)
-    parts = _section(f"Held out: {column_title(metric)}", held_out.NOTE, rows)
-    plots.plot_held_out(study, out / "held_out.png")
-    parts.append("![held out](held_out.png)\n")
+    heading = f"Held out: {column_title(metric)}"
+    parts = _section(out, "held_out", heading, held_out.NOTE, rows)
+    parts.append(_figure(out, "held_out", plots.plot_held_out, study))
     if len(passes(study)) > 1:
-        plots.plot_held_out_passes(study, out / "pass_at_k.png")
-        parts.append("![pass@k](pass_at_k.png)\n")
+        parts.append(_figure(out, "pass_at_k", plots.plot_held_out_passes, study))
     by_agent = held_out.held_out_by_agent(study, metric_columns(study.held_out))
-    return parts + _section("Held out, by agent", "", by_agent)
+    return parts + _section(out, "held_out_by_agent", "Held out, by agent", "", by_agent)
 
 
 def _training(study: Study, out: Path, role: str | None) -> list[str]:
-    parts = _section("End of training", TRAINING, comparison.ends(study))
+    parts = _section(out, "end_of_training", "End of training", TRAINING, comparison.ends(study))
     if len(study.metrics):
-        plots.plot_curves(study.of_role(role) if role else study, out / "curves.png")
-        parts.append("![curves](curves.png)\n")
+        shown = study.of_role(role) if role else study
+        parts.append(_figure(out, "curves", plots.plot_curves, shown))
         parts.append(CURVES.format(f"of the {role}" if role else "by agent") + "\n")
         whose = role or study.first_role
         if len(running_means(study, whose)):  # a run has ten iterations
-            plots.plot_paths(study, out / "paths.png", whose)
-            parts.append("![paths](paths.png)\n")
+            parts.append(_figure(out, "paths", plots.plot_paths, study, whose))
             parts.append(PATHS.format(f"the {whose}") + "\n")
-    return parts + _section("End of training, by agent", "", comparison.ends_by_agent(study))
+    by_agent = comparison.ends_by_agent(study)
+    return parts + _section(out, "end_by_agent", "End of training, by agent", "", by_agent)
 
 
 def _over(study: Study, out: Path) -> list[str]:
     """The values of the key that was varied, as a frontier."""
-    plots.plot_over(study, out / "over.png")
-    plots.plot_frontier(study, out / "frontier.png")
-    figures = ["![over](over.png)\n", "![frontier](frontier.png)\n"]
-    return [*_section(f"Over {study.over}", FRONTIER, comparison.frontiers(study)), *figures]
+    frontiers = comparison.frontiers(study)
+    return [
+        *_section(out, "over", f"Over {study.over}", FRONTIER, frontiers),
+        _figure(out, "over", plots.plot_over, study),
+        _figure(out, "frontier", plots.plot_frontier, study),
+    ]
 
 
 def _caveats(study: Study) -> list[str]:

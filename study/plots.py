@@ -469,8 +469,8 @@ def _without_frame(axis: Any) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as an SVG, or as a PNG of 256 colours, which has a third of the bytes of one of all colours."""
-    if path.suffix == ".svg":
+    """Writes a figure as an SVG or PDF, or as a PNG of 256 colours, a third of the bytes of one of all colours."""
+    if path.suffix in (".svg", ".pdf"):
         figure.savefig(path)
         plt.close(figure)
         return

@@ -135,7 +135,11 @@ def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
     command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "CORY"])
     text = (out / "comparison.md").read_text()
     assert "Differences are to CORY" in text and "guards.stop_at_kl" in text
-    assert {path.name for path in out.iterdir()} == {"comparison.md", "curves.png", "paths.png"}
+    paper = out / "for_paper"
+    assert {path.name for path in out.glob("*.*")} == {"comparison.md", "curves.png", "paths.png"}
+    assert {path.name for path in paper.glob("*.pdf")} == {"curves.pdf", "paths.pdf"}
+    assert "\\begin{tabular}" in (paper / "end_of_training.tex").read_text()
+    assert list(pd.read_csv(paper / "end_of_training.csv")["group"]) == ["PPO", "CORY"]
     with pytest.raises(UserError, match="--baseline"):
         command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "GRPO"])
     (out / "README.md").write_text("<!-- frozen: c0f7e9e -->\n")
