@@ -1,14 +1,13 @@
 """The held-out reward before training: recorded, printed, drawn, and the first best of early stopping."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import sentences
+from test_early_stopping import Interrupt
 
 from cory import Callback
 from cory.agent import make_agents
@@ -31,17 +30,6 @@ def team(prompts, chains):
 
 TASK = Task.from_prompts(sentences(16), letters, RolePrompts())
 HELD_OUT = Task.from_prompts(sentences(20)[16:], letters, RolePrompts()).dataset
-
-
-class Interrupt(Callback):
-    """Sends a signal in an iteration, counted from 1."""
-
-    def __init__(self, iteration):
-        self.iteration = iteration
-
-    def on_iteration_end(self, trainer, iteration):
-        if iteration.index + 1 == self.iteration:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def trainer_of(config, callback=None, task=TASK):
