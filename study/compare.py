@@ -20,7 +20,7 @@ from cory.errors import UserError, counted
 from cory.run.folder import write_text
 from cory.run.settings import FREE, differences, read_settings
 from study import comparison, held_out, plots
-from study.cells import Rows, column_title, markdown_table
+from study.cells import Rows, column_title, difference_cell, markdown_table
 from study.equal_reward import running_means
 from study.frame import (
     Study,
@@ -32,6 +32,7 @@ from study.frame import (
     read_study,
     write_study,
 )
+from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
 from study.tables import frozen_at
 
@@ -97,6 +98,8 @@ def write_page(
     parts.append(f"{counted(len(study.runs), 'run')} of {groups}; commit {versions}.\n")
     eta = "each run's own eta" if study.eta is None else f"{study.eta:g}"
     parts.append(INTERVALS.format(study.baseline, eta) + "\n")
+    if sentences := verdicts(study):
+        parts += ["**In words:**\n", *(f"* {sentence}" for sentence in sentences), ""]
     caveats = [*notes, *_caveats(study)]
     if caveats:
         parts += ["**Caveats:**\n", *(f"* {caveat}" for caveat in caveats), ""]
@@ -158,6 +161,33 @@ def _over(study: Study, out: Path) -> list[str]:
         _figure(out, "over", plots.plot_over, study),
         _figure(out, "frontier", plots.plot_frontier, study),
     ]
+
+
+def verdicts(study: Study) -> list[str]:
+    """By group, what its difference to the baseline says: held out at equal calls, or at the end of training."""
+    metric = held_out.judged_by(study)
+    if len(study.held_out):
+        measured = {
+            f"held out, {title}": held_out.held_out_by_seed(study, metric, calls)
+            for calls, title in reversed(held_out.CALLS.items())
+        }
+    else:
+        measured = {"at the end of training": study.by_seed(metric)}
+    lines = []
+    for name in study.groups:
+        base = study.base_of(name)
+        both = {
+            where: of_both for where, of_both in measured.items() if {base, name} <= set(of_both)
+        }
+        if base == name or not both:
+            continue
+        where, by_seed = next(iter(both.items()))
+        apart = difference(by_seed[name].dropna(), by_seed[base].dropna())
+        said = direction(apart) or f"no verdict from fewer than {FEWEST} seeds"
+        text = difference_cell(by_seed, name, base, metric)
+        of = f"{column_title(metric)} {where}"
+        lines.append(f"{name} against {base}, {of}: {text}, {counted(apart.n, 'seed')}: {said}.")
+    return lines
 
 
 def _caveats(study: Study) -> list[str]:

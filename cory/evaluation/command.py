@@ -115,7 +115,7 @@ def evaluate(
         }
         has_chains = any(row.reads for row in lineup.rows)
         costs = cost_titles() if has_chains else {}
-        _print_tables(description, rows, shown, costs)
+        _print_tables(description, _by_run(rows, [run.name for run in lineup.runs]), shown, costs)
         content = {
             "settings": {
                 key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
@@ -208,6 +208,17 @@ def describe_queries(queries: Sequence[str], shares: Mapping[str, float | None])
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2), encoding="utf-8")
+
+
+def _by_run(rows: Sequence[dict[str, Any]], runs: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of models and then, below its name, those of each run, without it."""
+    result = [row for row in rows if not row["name"].startswith(tuple(f"{run}/" for run in runs))]
+    for run in runs:
+        result.append({"name": run})
+        for row in rows:
+            if row["name"].startswith(f"{run}/"):
+                result.append(row | {"name": "  " + row["name"].removeprefix(f"{run}/")})
+    return result
 
 
 def _print_tables(

@@ -166,13 +166,13 @@ def interval_table(
     Metrics that do not fit beside each other go to further tables below.
 
     Args:
-        rows: of numbers, each with the `name` of its model.
+        rows: of numbers, each with the `name` of its model. One of a name alone is a heading.
         titles: of the metrics.
         width: characters in a line; None: those of the terminal, or 80.
     """
     width = width or shutil.get_terminal_size().columns
     names = [row["name"] for row in rows]
-    name_width = max(len(name) for name in names)
+    name_width = max(len(row["name"]) for row in rows if len(row) > 1)
     tables: list[list[str]] = []  # lines
     for part in _parts(rows, titles, width - name_width):
         height = max(len(title) for title, _ in part)
@@ -183,7 +183,7 @@ def interval_table(
             lines = [
                 f"{line}  {cell:>{column_width}}" for line, cell in zip(lines, column, strict=True)
             ]
-        tables.append(lines)
+        tables.append([line.rstrip() for line in lines])
     return "\n\n".join("\n".join(lines) for lines in tables)
 
 

@@ -51,6 +51,11 @@ def test_a_table_of_an_evaluation_fits_the_terminal():
     titles = {name: f"metric {name}" for name in "abcde"}
     numbers = dict.fromkeys(titles, 1.0) | dict.fromkeys([f"{m}_ci" for m in titles], 0.5)
     rows = [{"name": name} | numbers for name in ("base", "a_run_of_mine/agent_2 after agent_1")]
+    heading = {"name": "a name of a run that is wider than any terminal ".replace(" ", "_") * 2}
+    wide = interval_table([rows[0], heading, rows[1]], titles, 80).splitlines()
+    assert [line for line in wide if line != heading["name"]] == interval_table(
+        rows, titles, 80
+    ).splitlines()
     for width, parts in ((80, 2), (200, 1)):
         table = interval_table(rows, titles, width)
         assert max(map(len, table.splitlines())) <= width and len(table.split("\n\n")) == parts

@@ -8,7 +8,7 @@ from handmade import compared, make_study
 from written import write_run as make_run
 
 from cory.errors import UserError
-from study.compare import command_line
+from study.compare import command_line, verdicts
 from study.comparison import beginnings_and_ends, ends, ends_by_agent, frontiers
 from study.frame import HELD_OUT, read_study, with_combined_reward, write_study
 from study.held_out import held_out
@@ -102,6 +102,30 @@ def test_held_out_methods_are_compared_at_equal_calls():
     assert cory["difference, two calls"] == "+3.40 (+3.40 to +3.40)"
     study.runs["fixed_roles"] = study.runs["group"] == "CORY"
     assert held_out(study)[1]["two calls"] == "3.80 ± 0.00"
+
+
+@pytest.mark.parametrize(
+    ("seeds", "word"), [(4, "no verdict from fewer than 5 seeds"), (5, "higher")]
+)
+def test_the_page_says_in_words_what_a_difference_means(seeds, word):
+    """Held out at equal calls: two, or one where a group has no chain; else at the end of training."""
+    study = make_study(
+        dict.fromkeys(["PPO", "CORY", "alone"], lambda *_: (1.0, 1.0, 1.0)), seeds=seeds
+    )
+    training = verdicts(study)[0]
+    assert training.startswith("CORY against PPO, combined reward at the end of training: +0.00")
+    rows = []
+    for seed in range(seeds):
+        rows += [
+            ("PPO", seed, "agent_1", 1, 1.0, 0.0, 0.0),
+            ("PPO", seed, "agent_1 after itself", 2, 2.0, 0.0, 0.0),
+            ("CORY", seed, "agent_1", 1, 0.0, 0.0, 0.0),
+            ("CORY", seed, "agent_2 after agent_1", 2, 3.0 + seed, 0.0, 0.0),
+            ("alone", seed, "agent_1", 1, 2.0, 0.0, 0.0),
+        ]
+    pair, alone = verdicts(held(study, rows))
+    assert "held out, two calls: +" in pair and pair.endswith(f"{seeds} seeds: {word}.")
+    assert "held out, one call: +1.00" in alone and alone.endswith(f"{word}.")
 
 
 def test_values_of_a_key_make_a_frontier_and_each_has_its_own_baseline():
