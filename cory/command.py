@@ -24,6 +24,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from cory.code_files import announce_files
 from cory.config import FREE, Config, Settings, blocks, from_data, keys, unknown_key
 from cory.errors import UserError, counted
+from cory.run.folder import run_label
 from cory.yaml_file import UNREADABLE, parse_yaml, read_yaml, yaml_text
 
 C = TypeVar("C", bound=Config)
@@ -439,7 +440,7 @@ def evaluation_name(models: Sequence[str]) -> str:
     >>> evaluation_name(["runs/imdb_cory_tiny", "runs/imdb_ppo_tiny"])
     'evaluation-imdb_cory_tiny-imdb_ppo_tiny'
     """
-    return _folder_name(["evaluation", *(Path(model).name for model in models)])
+    return _folder_name(["evaluation", *(run_label(Path(model)) for model in models)])
 
 
 def _folder_name(parts: Sequence[str]) -> str:

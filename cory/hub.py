@@ -24,7 +24,7 @@ from cory.config import Config
 from cory.errors import UserError, counted
 from cory.identity import is_local
 from cory.roles import RolePrompts
-from cory.run.folder import agent_index, agents_hash, finished_iterations, run_agents
+from cory.run.folder import agent_index, agents_hash, finished_iterations, run_agents, run_label
 from cory.run.settings import named, read_settings
 from cory.run.tables import interval_rows, markdown, markdown_table, printable
 from cory.task_kinds import run_config
@@ -144,7 +144,7 @@ def held_out_results(run: Path) -> str:
         settings = json.loads((file.parent / "settings.json").read_text(encoding="utf-8"))
         if end_of_run in settings["trained"].values():
             evaluation = json.loads(file.read_text(encoding="utf-8"))
-            of_run = ("base", f"{run.name}/")
+            of_run = ("base", f"{run_label(run)}/")
             rows = [row for row in evaluation["rows"] if row["name"].startswith(of_run)]
             cells = [list(row.values()) for row in interval_rows(rows, evaluation["titles"])]
             table = markdown_table(["model", *evaluation["titles"].values()], cells)

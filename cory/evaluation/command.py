@@ -33,7 +33,16 @@ from cory.errors import UserError, counted
 from cory.evaluation.rows import line_up
 from cory.identity import data_hash, is_local, row_keys, share_in_training
 from cory.roles import query_text
-from cory.run.folder import agents_hash, as_json, filled, locked, new_folder, read_rows, run_agents
+from cory.run.folder import (
+    agents_hash,
+    as_json,
+    filled,
+    locked,
+    new_folder,
+    read_rows,
+    run_agents,
+    run_label,
+)
 from cory.run.report import write_evaluation_report
 from cory.run.settings import named, read_settings
 from cory.run.tables import interval_table
@@ -115,7 +124,9 @@ def evaluate(
         }
         has_chains = any(row.reads for row in lineup.rows)
         costs = cost_titles() if has_chains else {}
-        _print_tables(description, _by_run(rows, [run.name for run in lineup.runs]), shown, costs)
+        _print_tables(
+            description, _by_run(rows, [run_label(run) for run in lineup.runs]), shown, costs
+        )
         content = {
             "settings": {
                 key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
@@ -174,9 +185,9 @@ def shares_in_training(
                 if data_hash(rows) != recorded:
                     raise UserError(f"expected the rows that it recorded, {recorded}, got others")
                 by_hash[recorded] = share_in_training(columns, rows[:])
-            shares[run.name] = by_hash[recorded]
+            shares[run_label(run)] = by_hash[recorded]
         except UserError as error:
-            shares[run.name] = None
+            shares[run_label(run)] = None
             print(
                 f"Not known how many held-out queries {run} was trained on: {error}",
                 file=sys.stderr,

@@ -21,7 +21,7 @@ from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig, c
 from cory.errors import UserError
 from cory.identity import check_models, policy_models
 from cory.roles import RolePrompts
-from cory.run.folder import agent_folders, agent_index, run_agents
+from cory.run.folder import agent_folders, agent_index, run_agents, run_label
 from cory.run.settings import read_settings
 from cory.run.tables import one_line
 from cory.task_kinds import find_kind, run_config
@@ -196,7 +196,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         twice = next(name for name in names if names.count(name) > 1)
         raise UserError(f"models: expected folders of different names, got two rows {twice!r}")
     if settings.only is not None:
-        rows = [row for row in rows if row.name.startswith(f"{Path(settings.only).name}/")]
+        rows = [row for row in rows if row.name.startswith(f"{run_label(Path(settings.only))}/")]
     return Lineup(
         rows=rows,
         runs=runs,

@@ -34,6 +34,7 @@ from cory.run.tables import (
     summary_table,
 )
 from cory.streams import Purpose
+from cory.yaml_file import yaml_text
 
 if TYPE_CHECKING:
     from cory.run.folder import Run
@@ -334,7 +335,7 @@ class EarlyStopping(Callback):
         """Saves the agents and their newest rewards as the best."""
         self.best = {"iterations": trainer.state.iteration, **self.held_out.latest}
         self.waited = 0
-        save_agents(trainer.run, trainer.agents, BEST)
+        save_agents(trainer.run, trainer.agents, BEST, self.best)
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         patience = trainer.config.guards.patience
@@ -496,12 +497,23 @@ class Results(Callback):
                 write_text(folder / "README.md", card)
 
 
-def save_agents(run: Run, agents: Sequence[Agent], subfolder: str = "") -> None:
-    """Saves agents in the run's folder, or one in it, in the place of those before. All processes must call this."""
+def save_agents(
+    run: Run,
+    agents: Sequence[Agent],
+    subfolder: str = "",
+    summary: Mapping[str, Any] | None = None,
+) -> None:
+    """Saves agents in the run's folder, or one in it, in the place of those before. All processes must call this.
+
+    With a `summary`, the subfolder is read as a run's: it has the settings, too.
+    """
     # The others only help to put sharded agents together.
     with filled(run.folder) if run.writes else nullcontext(run.folder) as unfinished:
         for agent in agents:
             agent.save(unfinished / subfolder / agent.name)
+        if summary is not None and run.writes:
+            write_text(unfinished / subfolder / "config.yaml", yaml_text(run.record))
+            write_text(unfinished / subfolder / SUMMARY, json.dumps(summary, indent=2))
 
 
 def _draw_curves(run: Run, first_role: str, note: str) -> None:

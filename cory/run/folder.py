@@ -120,10 +120,15 @@ def run_agents(folder: Path) -> dict[str, Path]:
 
 
 def agent_folders(folder: Path) -> dict[str, Path]:
-    """The agents in a folder, in their order: by their names in an evaluation, FOLDER/agent_1, ..."""
+    """The agents in a folder, in their order: by their names in an evaluation, RUN/agent_1, ..."""
     agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
     agents.sort(key=lambda agent: agent_index(agent.name))
-    return {f"{folder.name}/{agent.name}": agent for agent in agents}
+    return {f"{run_label(folder)}/{agent.name}": agent for agent in agents}
+
+
+def run_label(folder: Path) -> str:
+    """What an evaluation calls a run: the name of its folder, and `RUN-best` for its best agents, in RUN/best."""
+    return f"{folder.parent.name}-{BEST}" if folder.name == BEST else folder.name
 
 
 def agent_index(name: str) -> int:

@@ -88,14 +88,14 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned):
     assert (ended.iterations, ended.planned, ended.stopped_by) == (4, 6, "guards.patience")
 
     best = run / "best"
-    assert sorted(path.name for path in best.iterdir()) == ["agent_1", "agent_2"]
+    assert json.loads((best / "summary.json").read_text()) == BEST
     model, _ = load_policy(ModelConfig(str(best / "agent_1")))
     saved = next(model.parameters())
     assert torch.equal(saved, watch.weights[1]) and not torch.equal(saved, watch.weights[3])
-    name = str(best / "agent_1")
     chosen = EvaluationConfig(queries=2, device="cpu", output=str(run.parent / "e"))
-    rows = evaluate([run, name], make_trainer(config).task, chosen).rows
-    assert {"run/agent_1", name} <= {row["name"] for row in rows}
+    rows = evaluate([run, best], make_trainer(config).task, chosen).rows
+    names = {"run/agent_1", "run/agent_2 after agent_1", "run-best/agent_2 after agent_1"}
+    assert names <= {row["name"] for row in rows}
 
 
 @pytest.mark.parametrize("iteration", [3, 4])
