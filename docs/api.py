@@ -17,26 +17,16 @@ if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
 import cory  # noqa: E402
-import cory.learners.losses as losses  # noqa: E402
 from cory.learners.records import UpdateStats  # noqa: E402
 
 PAGE = ROOT / "docs/api.md"
 INTRODUCTION = """# API
 
 After this page you know what `import cory` offers to Python code. [Your own task](own_task.md) shows it at work,
-[configuration](configuration.md) has every key.
+[configuration](configuration.md) has every key, `cory/learners/losses.py` the losses.
 
 <!-- Written by `python docs/api.py`. -->
 """
-
-
-def functions(module: Any) -> list[Any]:
-    """A module's own public functions, in their order."""
-    return [
-        item
-        for name, item in vars(module).items()
-        if inspect.isfunction(item) and item.__module__ == module.__name__ and name[0] != "_"
-    ]
 
 
 SECTIONS: dict[str, list[Any]] = {
@@ -62,11 +52,10 @@ SECTIONS: dict[str, list[Any]] = {
         cory.Rollout,
         UpdateStats,
     ],
-    "Credit, role exchange and losses": [
+    "Credit and role exchange": [
         cory.assign_credit,
         cory.RoleSchedule,
         cory.RoleSchedule.order,
-        *functions(losses),
     ],
 }
 
