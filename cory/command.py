@@ -254,7 +254,14 @@ def _read_line(
 
     run = _resumed_run(flags.get("resume"))
     file = _file(parsed.config, run, default)
-    of_file = {} if file is None else _values_of(file, kind)
+    try:
+        of_file = {} if file is None else _values_of(file, kind)
+    except UserError as error:
+        if run is None:
+            raise
+        raise UserError(
+            f"resume: expected a run of this script's task, got {run}: {error}"
+        ) from None
     values = _flat(kind, asdict(kind())) | of_file
     if parsed.help:
         show_values(parser, values)
@@ -428,6 +435,9 @@ def run_name(setting: str, changed: Mapping[str, Any]) -> str:
         if key in FREE or block in FREE:
             continue
         value = changed[key]
+        if isinstance(value, list | dict):  # too long for a name
+            parts.append(name)
+            continue
         text = Path(value).name if isinstance(value, str) else json.dumps(value)
         # Seeds as in the runs of an experiment, which reports put together.
         parts.append(f"seed{text}" if key == "seed" else f"{name}={text}")

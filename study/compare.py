@@ -266,7 +266,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"--out: expected a folder without rows of an experiment, got {args.out!r}"
             )
-        study = read_runs([Path(name) for name in args.runs])
+        # Beside an experiment's runs lie their logs, which a pattern names, too.
+        study = read_runs([Path(name) for name in args.runs if not Path(name).is_file()])
         out.mkdir(parents=True, exist_ok=True)
         write_study(study, out)
     if args.baseline is not None:

@@ -251,7 +251,8 @@ def _shown_command(item: Planned) -> str:
 def _repeated(file: str, scale: str, changes: dict[str, str]) -> str:
     """The command that repeats an experiment, without the folders of this machine."""
     absolute = Path(file).resolve()
-    shown = str(absolute.relative_to(ROOT)) if absolute.is_relative_to(ROOT) else file
+    is_shipped = Path(file).is_absolute() and absolute.is_relative_to(ROOT)
+    shown = str(absolute.relative_to(ROOT)) if is_shipped else file
     command = f"python -m study.experiment {shlex.quote(shown)} --scale {scale}"
     for key, value in changes.items():
         shown_value = "FOLDER" if _is_of_this_machine(value) else value

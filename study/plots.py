@@ -15,7 +15,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator
 from PIL import Image
 
 from cory.metrics import CURVES, TITLES
@@ -217,7 +217,9 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
             label = f"{name} (n = {of_group['seed'].nunique()})"
             _path(axis, of_group, label, {"color": colour_of[name], **_style(study, name)})
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(0.4, 0.4)))
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8,
                     handlelength=1.7, borderaxespad=0)  # fmt: skip
         _without_frame(axis)
@@ -226,7 +228,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
         axis.tick_params(labelbottom=True)
     grey = f"; grey: {' and '.join(first)} of the first panel" if others else ""
     figure.supxlabel(f"task reward (marker: end of training{grey})", fontsize=9)
-    figure.supylabel(TITLES["kl"], fontsize=9)
+    figure.supylabel(f"{TITLES['kl']}, log scale", fontsize=9)
     save(figure, path)
 
 

@@ -188,7 +188,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         "--out", help="The file. Default: in a single folder, else runs/report.html"
     )
     args = parser.parse_args(argv)
-    folders = [Path(name) for name in args.folders]
+    # Beside an experiment's runs lie their logs, which a pattern names, too.
+    folders = [Path(name) for name in args.folders if not Path(name).is_file()]
     if len(folders) == 1 and args.out is None and (folders[0] / "evaluation.json").is_file():
         write_report(folders[0])
         return

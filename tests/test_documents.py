@@ -116,8 +116,8 @@ def check_flags(program: str, argv: list[str]) -> None:
 @pytest.mark.parametrize("page, line", commands())
 def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys):
     words, count = shlex.split(line), 1
-    if words[0] != "python":  # a launcher, its options, then a script
-        script = next(i for i, word in enumerate(words) if word.endswith(".py"))
+    if words[0] != "python":  # a launcher, its options, then a script or -m
+        script = next(i for i, word in enumerate(words) if word.endswith(".py") or word == "-m")
         files = [word for word in words[:script] if word.startswith("configs/")]
         assert all((ROOT / file).exists() for file in files)
         count, words = processes_of(words), ["python", *words[script:]]

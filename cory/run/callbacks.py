@@ -351,7 +351,7 @@ class EarlyStopping(Callback):
             waited = counted(patience, "evaluation")
             run.say(
                 f"The held-out reward has not risen above {largest:.3f} in {waited} (guards.patience). "
-                f"The best agents are in {run.folder / BEST}."
+                f"The best agents, of iteration {self.best['iterations']}, are in {run.folder / BEST}."
             )
             trainer.state.stopped_by = "guards.patience"
             trainer.should_stop = True

@@ -275,7 +275,10 @@ def _has_ended(folder: Path, saved: Checkpoint, config: Config) -> bool:
         )
         return True
     if config.iterations == saved.iteration:
-        print(f"{folder} is finished: iterations = {saved.iteration} are done.", flush=True)
+        print(
+            f"{folder} is finished: iterations = {saved.iteration} are done. A larger --iterations extends it.",
+            flush=True,
+        )
         return True
     return False
 

@@ -44,8 +44,8 @@ MEANING = {
     "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",
     "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
     "ppo.learning_rate or fewer ppo.ppo_epochs.",
-    "collapse": "distinct-2 of the responses fell below half of what it was at the start, so they grow alike, or KL is "
-    "above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
+    "collapse": "distinct-2 of the responses is {distinct_2:.2f}, KL {kl:.1f}: below half of the first iteration's, so "
+    "that they grow alike, or above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
 }
 
 

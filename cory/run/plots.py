@@ -66,7 +66,7 @@ def plot_curves(
         titles = {"team_reward": TITLES["team_reward"], **titles}
         if not any(record["task_reward"] for record in history):  # the team's is the only reward
             titles.pop("task_reward", None)
-    size = (13 / 3 * len(titles), 3.6)
+    size = (13 / 3 * len(titles), 3.9)
     figure, axes = plt.subplots(1, len(titles), figsize=size, layout="constrained")
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
         for name, colour in zip(labels, curve_colours, strict=True):
@@ -91,7 +91,8 @@ def plot_curves(
         axis.spines[["top", "right"]].set_visible(False)
         if observing:
             axis.fill_between([], [], color="0.92", label=f"{first} observes")
-    axes[0].legend(frameon=False, fontsize=9)
+    handles = axes[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     if note:
         figure.suptitle(note, fontsize=9)
     figure.savefig(path, dpi=130)

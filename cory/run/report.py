@@ -97,6 +97,7 @@ class Page:
         note = f"{folder.name}: {evaluation['said']}. Mean ± half-width of the 95 % interval over queries."
         rows = interval_rows(evaluation["rows"], titles)
         self.tables.append(Table("Held-out evaluation", rows, note))
+        chains: dict[tuple[str, int], list[Record]] = {}
         for record in read_rows(folder / "responses.jsonl"):
             if record["query"] < QUERIES:
                 response = {
@@ -109,7 +110,9 @@ class Page:
                     "team_reward": record.get("team_rewards", [None])[0],
                     "kl": record["kl"][0],
                 }
-                self.add_chain(record["model"], [response])
+                earlier = chains.get((record.get("read", ""), record["query"]), [])
+                chain = chains[record["model"], record["query"]] = [*earlier, response]
+                self.add_chain(record["model"], chain)
 
 
 def run_page(folder: Path, method: str, notes: Sequence[str] = ()) -> Page:

@@ -99,7 +99,8 @@ def test_the_page_of_an_evaluation(tmp_path):
     assert table.rows[1] == {"model": "run/agent_1", **cells, "calls": "1"}
     assert table.rows[3] == {"model": joint, **cells, "calls": "2"}
     assert titles(page)["query 0"] == ["base", "run/agent_1", "run/agent_2", joint]
-    _, (response,) = page.completions["query 1"][-1]
+    _, (first, response) = page.completions["query 1"][-1]
+    assert first["completion"] == "bad by run/agent_1"
     assert response["completion"] == f"bad by {joint}" and response["prompt"] == "after: bad"
 
 
