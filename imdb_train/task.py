@@ -43,9 +43,12 @@ def queries(
     lengths = np.random.default_rng(seed).integers(
         config.min_query_tokens, config.max_query_tokens + 1, len(texts)
     )
-    # Sixty characters a token are plenty: the rest of a long review need not be tokenized.
+    # Sixty characters a token are plenty: the rest of a long review need not be tokenized. Not verbose, as these may
+    # exceed a small context, which is no matter: of each only the first tokens are kept.
     heads = tokenizer(
-        [text[: 60 * config.max_query_tokens] for text in texts], add_special_tokens=False
+        [text[: 60 * config.max_query_tokens] for text in texts],
+        add_special_tokens=False,
+        verbose=False,
     )["input_ids"]
     prompts = [
         decode(tokenizer, ids[:n], skip_special_tokens=True)
