@@ -5,7 +5,14 @@ from dataclasses import replace
 import datasets
 import pytest
 import torch
-from chain_gradients import BATCH_ANSWERS, of_batch, of_mode, world
+from chain_gradients import (
+    BATCH_ANSWERS,
+    of_batch,
+    of_mode,
+    of_questions,
+    world,
+    world_of_questions,
+)
 from conftest import run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
@@ -45,6 +52,19 @@ def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
     assert all(
         two < one for two, one in zip(batches[2].variances, batches[1].variances, strict=True)
     )
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_branches_with_rows_of_their_own_have_the_gradient_of_the_mean_over_the_rows(seed):
+    """And less variance at equal pioneers: than one observer of a row that is drawn, and than equally many of it."""
+    questions = 3
+    wanted = world_of_questions(questions, seed).objective_gradient()
+    each = of_questions("each", questions, questions, seed)
+    one = of_questions("one", 1, questions, seed)
+    same = of_questions("one", questions, questions, seed)
+    for estimate in (each, one, same):
+        assert torch.allclose(estimate.mean, wanted, atol=1e-12, rtol=0)
+    assert each.variances[0] < same.variances[0] < one.variances[0]
 
 
 def test_a_team_reward_comes_on_top_of_what_any_mode_says():
