@@ -4,7 +4,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -352,8 +352,8 @@ def without_long_prompts(
 def check_fits(
     config: Config, agents: Sequence["Agent"], task: Task, held_out: datasets.Dataset | None
 ) -> None:
-    """Raises a UserError if there are too few rows for an iteration, or if prompts and the longest responses exceed an
-    agent's context.
+    """Raises a UserError if there are too few rows for an iteration, rows without what `cory.credit` needs, or prompts
+    that exceed an agent's context with the longest responses.
     """
     size = task.rows_per_query
     if size not in (1, config.branches):
@@ -365,6 +365,8 @@ def check_fits(
             f"{config.queries_per_iteration} {what}, got {len(task.dataset) // size}"
         )
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
+    if config.cory.credit == "information":
+        _check_answers(config, distinct.values(), task)
     counts = []  # of rows that are too long, in each dataset that has some
     fitting: list[int] = []  # the most tokens of a query up to which all rows of such a dataset fit
     longest = (0, "")  # by how many tokens it does not fit, and which prompt it is
@@ -397,11 +399,46 @@ def check_fits(
     )
 
 
+def _check_answers(config: Config, agents: Iterable["Agent"], task: Task) -> None:
+    """For `cory.credit: information`: raises a UserError unless each row has a text in the column `answer` that fits an
+    agent's context behind the prompt of the second role.
+    """
+    names = task.dataset.column_names
+    if "answer" not in names:
+        raise UserError(
+            f"dataset: expected a column 'answer' with cory.credit: information, got {names}"
+        )
+    answers = task.dataset["answer"][:]
+    for row, answer in enumerate(answers):
+        if not isinstance(answer, str) or not answer:
+            raise UserError(
+                f"dataset, column 'answer', row {row + 1}: expected a text with cory.credit: information, got "
+                f"{answer!r}"
+            )
+
+    prompts = task.render(1, task.dataset[:], [[""] * len(answers)])
+    responses = _most_tokens(config, task, 1) - _limit(config, task, 1)  # what it reads
+    for agent in agents:
+        context = agent.context_length or sys.maxsize
+        answer_ids = agent.encode_responses(prompts, answers)
+        for row, ids in enumerate(agent.encode(prompts)):
+            tokens = len(ids) + responses + len(answer_ids[row])
+            if tokens > context:
+                raise UserError(
+                    f"dataset, column 'answer', row {row + 1}: expected an answer that fits {agent.name}'s context of "
+                    f"{context} tokens behind the prompt of {task.prompts.name(1)}, got {tokens} of both"
+                )
+
+
+def _limit(config: Config, task: Task, role: int) -> int:
+    """The most tokens of a role's own responses."""
+    return task.prompts.settings(role).max_new_tokens or config.sampling.max_new_tokens
+
+
 def _most_tokens(config: Config, task: Task, role: int) -> int:
     """The most tokens of the responses that a role reads, and of its own."""
-    common = config.sampling.max_new_tokens
     read = task.prompts.reads(role) if config.cory.knowledge_transfer else []
-    return sum(task.prompts.settings(index).max_new_tokens or common for index in [*read, role])
+    return sum(_limit(config, task, index) for index in [*read, role])
 
 
 def _prompt_lengths(
