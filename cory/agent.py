@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config, ModelConfig, SamplingConfig
+from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.optimizer import check_optimizer
@@ -39,14 +40,17 @@ from cory.models.text import (
     check_lengths,
     context_length,
     encode,
+    encode_responses,
     end_tokens,
+    pad_token,
     plain_texts,
     reader,
     turn_stop,
 )
 from cory.models.vllm import Engine
+from cory.models.window import pad, response_logits
 from cory.parallel import distributed, sharding
-from cory.parallel.devices import autocast, choose_device, configure
+from cory.parallel.devices import autocast, choose_device, configure, to_device
 from cory.roles import Prompt
 from cory.streams import Purpose, Stream
 
@@ -106,6 +110,10 @@ class Agent:
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
         return encode(self.tokenizer, prompts, self.chat_template, self.date)
+
+    def encode_responses(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of texts as responses to prompts, without an end token."""
+        return encode_responses(self.tokenizer, prompts, texts, self.chat_template)
 
     def activate(self) -> None:
         """Activates this agent's adapter if agents share a base. A frozen agent has none."""
@@ -174,6 +182,40 @@ class Agent:
                 ends_response(read, ends, sampling.stop, ids.tolist()) for ids in response_ids
             ],
         )
+
+    @torch.no_grad()
+    def log_likelihoods(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> torch.Tensor:
+        """The log-likelihood of each text as the response to its prompt, in nats: (rows,) float32 on the CPU.
+
+        Of the distribution from which responses are sampled, at its temperature; that the text ends is not part of it.
+
+        Raises a UserError if a prompt with its text is too long.
+        """
+        prompt_ids = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
+        text_ids = [
+            torch.tensor(ids, dtype=torch.long) for ids in self.encode_responses(prompts, texts)
+        ]
+        for row, (prompt, text) in enumerate(zip(prompt_ids, text_ids, strict=True)):
+            tokens = len(prompt) + len(text)
+            if self.context_length is not None and tokens > self.context_length:
+                raise UserError(
+                    f"prompt in row {row + 1}: expected at most {self.context_length} tokens, the model's context, got "
+                    f"{len(prompt)} of the prompt + {len(text)} of {texts[row]!r} = {tokens}"
+                )
+
+        pad_id = pad_token(self.tokenizer)
+        likelihoods = []
+        with self._answering():
+            for start in range(0, len(prompts), self.config.ppo.mini_batch_size):
+                rows = slice(start, start + self.config.ppo.mini_batch_size)
+                logits = response_logits(self.policy, prompt_ids[rows], text_ids[rows], pad_id)
+                logprobs = (logits.float() / self.config.sampling.temperature).log_softmax(-1)
+                ids, mask = (
+                    to_device(part, self.device) for part in pad(text_ids[rows], pad_id, "right")
+                )
+                of_tokens = logprobs.gather(-1, ids[..., None]).squeeze(-1)
+                likelihoods.append((of_tokens * mask).sum(1).cpu())
+        return torch.cat(likelihoods)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:

@@ -80,7 +80,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
 PositiveOrAuto = Annotated[int, Field(ge=1)] | Literal["auto"]
 NotEmpty = Annotated[str, Field(min_length=1)]
-CreditMode = Literal["collective", "mean", "causal", "own", "counterfactual"]
+CreditMode = Literal["collective", "mean", "causal", "own", "counterfactual", "information"]
 
 
 @dataclass(
@@ -262,10 +262,10 @@ class CoryConfig(Settings):
         exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
             of agents); `none`: nothing.
         exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
-        credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own` or `counterfactual`:
-            docs/learners.md.
-        weight: Weight of the other roles' task rewards in a role's training reward: 1 cooperative (Eq. 4), 0
-            independent, negative competitive. Not read with `credit: own`.
+        credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own`, `counterfactual`, or
+            `information`, for which the data has a column `answer`: docs/learners.md.
+        weight: Weight of the other roles' task rewards, or of the information, in a role's training reward: 1
+            cooperative (Eq. 4), 0 independent, negative competitive. Not read with `credit: own`.
         knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
             by the pioneer's template.
         reset_every: Iterations after which the learners restart: every agent's optimizer state, KL coefficient and
@@ -289,9 +289,13 @@ class CoryConfig(Settings):
                 f"{self.num_agents} agents in a chain of {self.num_roles}, "
                 f"got {self.exchange} and {self.exchange_period}"
             )
-        if self.credit == "counterfactual" and not self.knowledge_transfer:
+        if self.credit in ("counterfactual", "information") and not self.knowledge_transfer:
             raise UserError(
-                "cory.credit: expected knowledge_transfer: true with counterfactual, got false"
+                f"cory.credit: expected knowledge_transfer: true with {self.credit}, got false"
+            )
+        if self.credit == "information" and self.num_roles > 2:
+            raise UserError(
+                f"cory.credit: expected at most two roles with information, got {self.num_roles}"
             )
 
     @property

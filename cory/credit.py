@@ -6,6 +6,7 @@ A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). doc
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, get_args
 
 from torch import Tensor
@@ -18,7 +19,10 @@ from cory.streams import Purpose
 if TYPE_CHECKING:
     from cory.agent import Agent
     from cory.iteration import Batch
+    from cory.models.rollout import Rollout
     from cory.trainer import CoryTrainer
+
+LARGEST_INFORMATION = 5.0  # nats that a response can tell about one answer, for or against it
 
 
 def assign_credit(
@@ -27,6 +31,7 @@ def assign_credit(
     weight: float = 1.0,
     baselines: Sequence[Tensor] = (),
     team_rewards: Tensor | None = None,
+    information: Sequence[Tensor] = (),
 ) -> list[Tensor]:
     """The training reward of each role: a tensor for each, in the order of the chain, with an entry per response.
 
@@ -37,14 +42,15 @@ def assign_credit(
         task_rewards: of each role, in the order of the chain, the task rewards r_j of its responses.
         mode: `collective`: `r_i + weight * sum_{j != i} r_j`, Eq. 4. `mean`: the same over the number of roles.
             `causal`: `r_i + weight * sum_{j > i} r_j`, what role i can still influence. `own`: `r_i`.
-            `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`.
+            `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`. `information`: `r_1 + weight * I` and `r_2`.
         weight: of the other roles' rewards: 1 cooperative (Eq. 4), 0 independent, negative competitive.
         baselines: of each role after the first, for `counterfactual`, the task rewards b_j of its agent when it has not
             read the earlier responses: its own template, with empty responses in their place.
         team_rewards: R of each chain, as many as the last role has responses. Every role gets its chains' R, whatever
             the mode: it is not shared out.
+        information: of the second role, for `information`, what the first response tells about each row's answer, I.
 
-    Raises a UserError if there is no such mode, and a ValueError if baselines are missing.
+    Raises a UserError if there is no such mode, and a ValueError if baselines or information are missing.
 
     >>> from torch import tensor
     >>> assign_credit([tensor([1.0]), tensor([10.0])])
@@ -61,8 +67,13 @@ def assign_credit(
             f"counterfactual: expected the rewards of {len(task_rewards) - 1} roles that did not read, "
             f"got {len(baselines)}"
         )
+    if mode == "information" and len(information) != len(task_rewards) - 1:
+        raise ValueError(
+            f"information: expected that of {len(task_rewards) - 1} roles, got {len(information)}"
+        )
     rewards = [
-        _share(role, task_rewards, mode, weight, baselines) for role in range(len(task_rewards))
+        _share(role, task_rewards, mode, weight, baselines, information)
+        for role in range(len(task_rewards))
     ]
     if team_rewards is None:
         return rewards
@@ -75,6 +86,7 @@ def _share(
     mode: str,
     weight: float,
     baselines: Sequence[Tensor],
+    information: Sequence[Tensor],
 ) -> Tensor:
     """What a role gets of the chain's task rewards."""
     own = task_rewards[role]
@@ -95,6 +107,8 @@ def _share(
         case "counterfactual":
             gained = [r - b for r, b in zip(later, baselines[role:], strict=True)]
             return own + weighted(gained)
+        case "information":
+            return own + weighted(information[role:])
         case _:
             modes = ", ".join(get_args(CreditMode))
             raise UserError(f"cory.credit: expected one of {modes}, got {mode!r}")
@@ -113,6 +127,38 @@ def rewards_without_reading(
         rollouts.append(trainer.respond(chain[role], role, batch, [empty] * role, generators[role]))
     scores = score_rollouts(trainer.task, batch, rollouts, first=1)
     return [score.total for score in scores]
+
+
+def information_in_responses(
+    trainer: CoryTrainer, chain: Sequence[Agent], batch: Batch, rollouts: Sequence[Rollout]
+) -> list[Tensor]:
+    """For information credit, by how many nats the answer is likelier after what the second role reads than after the
+    same with the response to another query, clipped: (batch,) of the second role. Else none.
+
+    Answers are those of the dataset's column `answer`; likelihoods are the second role's agent's, before its update.
+    """
+    if trainer.config.cory.credit != "information" or len(chain) == 1:
+        return []
+    first, second = rollouts
+    reader = chain[1]
+    columns = batch.columns_of(1)
+
+    # The same prompts with the first response of a chain that answers another query.
+    chains = trainer.config.chains_per_query
+    moved = [*first.completions[-chains:], *first.completions[:-chains]]
+    prompts = trainer.task.prompts_of_role(
+        1,
+        columns,
+        batch.earlier_responses(1, [replace(first, completions=moved)]),
+        reader.encode,
+        reader.context_length,
+        trainer.max_new_tokens(1, batch),
+    )
+
+    answers = columns["answer"]
+    likelihoods = reader.log_likelihoods([*second.prompts, *prompts], [*answers, *answers])
+    after_own, after_other = likelihoods.chunk(2)
+    return [(after_own - after_other).clamp(-LARGEST_INFORMATION, LARGEST_INFORMATION)]
 
 
 def per_response(values: Tensor, like: Tensor) -> Tensor:

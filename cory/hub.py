@@ -72,7 +72,7 @@ def model_card(
     if config.cory.num_roles > 1:
         method += f", credit {config.cory.credit}, weight {config.cory.weight:g}"
 
-    task = f"{fingerprint.get('rows')} queries"
+    task = f"{fingerprint.get('rows')} rows"
     dataset = getattr(getattr(config, "task", None), "dataset", None)
     if dataset:
         task += f" of {markdown(Path(dataset).name)}"

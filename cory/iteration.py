@@ -1,5 +1,6 @@
 """What an iteration starts from, and what comes of it."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -24,11 +25,14 @@ class Batch(NamedTuple):
 
     columns: of the task's data, a row for each response of the first role. max_new_tokens: longest response of roles
     without a limit of their own. branches: responses of the second role to each of the first (`Config.branches`).
+    branch_columns: a row for each response of the second role, where the rows of a query differ
+    (`Task.rows_per_query`); `columns` has the first row of each query. None: branches have the row of their query.
     """
 
     columns: dict[str, list[Any]]
     max_new_tokens: int
     branches: int = 1
+    branch_columns: dict[str, list[Any]] | None = None
 
     def branches_of(self, role: int) -> int:
         """How many rows of a role answer the same response of the role before."""
@@ -37,6 +41,8 @@ class Batch(NamedTuple):
 
     def columns_of(self, role: int) -> dict[str, list[Any]]:
         """The columns with a row for each response of a role."""
+        if role == 1 and self.branch_columns is not None:
+            return dict(self.branch_columns)
         return {
             name: repeated(values, self.branches_of(role)) for name, values in self.columns.items()
         }
@@ -50,17 +56,26 @@ class Batch(NamedTuple):
 
 def draw_batch(task: "Task", config: Config, k: int) -> Batch:
     """This process's part of the queries of iteration `k`, each as often as its group has chains."""
-    queries = task.batch(k, config.queries_per_iteration, config.seed)
     rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
-    columns = {
-        name: repeated(values, config.chains_per_query)[rows_of_process]
-        for name, values in queries.items()
-    }
+
+    def of_process(values: list[Any]) -> list[list[Any]]:
+        """For each response of the first role, a column's values in the rows of its query."""
+        size = task.rows_per_query
+        queries = [values[start : start + size] for start in range(0, len(values), size)]
+        return repeated(queries, config.chains_per_query)[rows_of_process]
+
+    rows = task.batch(k, config.queries_per_iteration, config.seed)
+    queries = {name: of_process(values) for name, values in rows.items()}
+    columns = {name: [values[0] for values in column] for name, column in queries.items()}
+    branch_columns = None
+    if task.rows_per_query > 1:
+        branch_columns = {name: list(itertools.chain(*column)) for name, column in queries.items()}
+
     sampling = config.sampling
     max_new_tokens = response_limit(
         config.seed, k, sampling.min_new_tokens, sampling.max_new_tokens
     )
-    return Batch(columns, max_new_tokens, config.branches)
+    return Batch(columns, max_new_tokens, config.branches, branch_columns)
 
 
 def repeated(values: Sequence[T], times: int) -> list[T]:

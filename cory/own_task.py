@@ -33,6 +33,9 @@ class OwnTaskConfig(Settings):
             --split.
         prompt_column: Column with the prompts: text, or chat messages of which the last is the
             user's.
+        rows_per_query: How many rows of training, one after the other, are one query: the first role
+            reads the same in all of them, and each of as many `branches` has the columns of one. Held-out
+            rows are queries by themselves. docs/learners.md.
         max_prompt_tokens: Longer prompts are left out, of training and held out: tokens of the
             query as the pioneer reads it. null: none is left out.
         reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty
@@ -64,6 +67,7 @@ class OwnTaskConfig(Settings):
     eval_dataset: str | None = None
     eval_split: str = "test"
     prompt_column: str = "prompt"
+    rows_per_query: PositiveInt = 1
     max_prompt_tokens: PositiveInt | None = None
     reward: list[str] | str = ""
     reward_weights: list[float] | None = None
@@ -99,6 +103,14 @@ class OwnConfig(Config):
 
     task: OwnTaskConfig = Field(default_factory=OwnTaskConfig)
 
+    def check(self) -> None:
+        super().check()
+        rows_per_query = self.task.rows_per_query
+        if rows_per_query not in (1, self.branches):
+            raise UserError(
+                f"branches: expected task.rows_per_query = {rows_per_query}, got {self.branches}"
+            )
+
 
 OWN = TaskKind("own", OwnConfig, "cory.own_task")
 
@@ -131,14 +143,16 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         raise UserError(
             f"task.metrics: expected functions of different names, got {settings.metrics}"
         )
+    rows_per_query = 1
     if rows is None:
         rows = training_rows(config)
+        rows_per_query = settings.rows_per_query
     observer_prompt = settings.observer_prompt
     if observer_prompt is None:
         is_chat = are_turns(rows["prompt"], config.model.chat_template)
         observer_prompt = CHAT_OBSERVER if is_chat else OBSERVER
     prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
-    return Task(rows, rewards, prompts, metrics, team_reward, extract, OWN.name)
+    return Task(rows, rewards, prompts, metrics, team_reward, extract, OWN.name, rows_per_query)
 
 
 def training_rows(config: OwnConfig) -> "Dataset":

@@ -4,7 +4,7 @@ import inspect
 import itertools
 import os
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ from cory.metrics import TITLES
 from cory.models.load import find, load_tokenizer
 from cory.models.text import check_lengths, encode
 from cory.rewards import Function, Reward, Rewards, accepted_columns, as_rewards
-from cory.roles import Prompt, RolePrompts, check_prompt, fit_responses
+from cory.roles import Prompt, RolePrompts, check_prompt, fit_responses, placeholders
 from cory.streams import Purpose, Stream
 
 if TYPE_CHECKING:
@@ -65,10 +65,12 @@ class Task:
             (`maj@k`).
         kind: name of the registered kind that made it (`cory.task_kinds`), by which commands find
             it again; empty for a task that was made in Python.
+        rows_per_query: how many rows, one after the other, are one query in training: what the
+            first role reads is the same in all of them, and each is the row of one of `branches`.
 
     Raises a UserError: no reward, no `prompt` column, an empty prompt or one of another kind, a
     column of a name that functions are passed anyway, or one that a function or a template needs is
-    missing.
+    missing; the rows of a query differ in what the first role reads.
     """
 
     dataset: datasets.Dataset
@@ -78,6 +80,7 @@ class Task:
     team_reward: Function | Reward | None = None
     extract: Callable[[str], Hashable | None] | None = None
     kind: str = ""
+    rows_per_query: int = 1
 
     def __post_init__(self) -> None:
         if not self.rewards and self.team is None:
@@ -96,6 +99,31 @@ class Task:
         if inspect.iscoroutinefunction(self.extract):
             raise UserError("task.extract: expected a function, got an async one")
         self.check_rows(self.dataset)
+        self._check_queries()
+
+    def _check_queries(self) -> None:
+        """Raises a UserError unless each `rows_per_query` rows have the same prompt, and are alike in the other columns
+        that the first role reads.
+        """
+        size = self.rows_per_query
+        if size < 1:
+            raise UserError(f"task.rows_per_query: expected at least 1, got {size}")
+        if size == 1:
+            return
+        if len(self.dataset) % size:
+            raise UserError(
+                f"dataset: expected a multiple of task.rows_per_query = {size} rows, got {len(self.dataset)}"
+            )
+        read = placeholders(self.prompts.template(0), self.prompts.name(0))
+        for name in dict.fromkeys(["prompt", *read]):
+            values = self.dataset[name][:]
+            for row, value in enumerate(values):
+                first = row - row % size
+                if value != values[first]:
+                    raise UserError(
+                        f"dataset, column {name!r}, row {row + 1}: expected the value of row {first + 1}, as "
+                        f"task.rows_per_query: {size} makes them one query of the first role, got {value!r}"
+                    )
 
     def check_rows(self, dataset: datasets.Dataset) -> None:
         """Raises a UserError if these rows do not fit the functions and templates of the task."""
@@ -188,6 +216,7 @@ class Task:
             "prompts": {"pioneer": self.prompts.pioneer, "observer": self.prompts.observer},
             "dataset_sha256": data_hash(self.dataset),
             "rows": len(self.dataset),
+            "rows_per_query": self.rows_per_query,
         }
 
     def fingerprint_of_reward(self) -> dict[str, str]:
@@ -256,19 +285,18 @@ class Task:
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 
     def batch(self, k: int, size: int, seed: int) -> dict[str, list[Any]]:
-        """The columns of iteration `k`: each pass over the data is a permutation drawn from (seed,
-        pass).
+        """The columns of the `size` queries of iteration `k`, with `rows_per_query` rows for each: each
+        pass over the data is a permutation of the queries drawn from (seed, pass).
 
-        Rows that do not fill a last batch sit out that pass.
+        Queries that do not fill a last batch sit out that pass.
         """
-        batches = len(self.dataset) // size
-        order = (
-            Stream(seed, Purpose.QUERIES, iteration=k // batches)
-            .numpy()
-            .permutation(len(self.dataset))
-        )
+        queries = len(self.dataset) // self.rows_per_query
+        batches = queries // size
+        order = Stream(seed, Purpose.QUERIES, iteration=k // batches).numpy().permutation(queries)
         start = k % batches * size
-        return self.dataset[order[start : start + size].tolist()]
+        first_rows = order[start : start + size] * self.rows_per_query
+        rows = [first + row for first in first_rows.tolist() for row in range(self.rows_per_query)]
+        return self.dataset[rows]
 
 
 def _recorded_name(reward: Reward) -> str:
@@ -324,15 +352,21 @@ def without_long_prompts(
 def check_fits(
     config: Config, agents: Sequence["Agent"], task: Task, held_out: datasets.Dataset | None
 ) -> None:
-    """Raises a UserError if there are too few rows for an iteration, or if prompts and the longest responses exceed an
-    agent's context.
+    """Raises a UserError if there are too few rows for an iteration, rows without what `cory.credit` needs, or prompts
+    that exceed an agent's context with the longest responses.
     """
-    if len(task.dataset) < config.queries_per_iteration:
+    size = task.rows_per_query
+    if size not in (1, config.branches):
+        raise UserError(f"branches: expected task.rows_per_query = {size}, got {config.branches}")
+    if len(task.dataset) < config.queries_per_iteration * size:
+        what = "rows" if size == 1 else f"queries of {size} rows"
         raise UserError(
             "dataset: expected at least ppo.batch_size / (group_size * branches) = "
-            f"{config.queries_per_iteration} rows, got {len(task.dataset)}"
+            f"{config.queries_per_iteration} {what}, got {len(task.dataset) // size}"
         )
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
+    if config.cory.credit == "information" and config.cory.num_roles > 1:
+        _check_answers(config, distinct.values(), task)
     counts = []  # of rows that are too long, in each dataset that has some
     fitting: list[int] = []  # the most tokens of a query up to which all rows of such a dataset fit
     longest = (0, "")  # by how many tokens it does not fit, and which prompt it is
@@ -365,11 +399,46 @@ def check_fits(
     )
 
 
+def _check_answers(config: Config, agents: Iterable["Agent"], task: Task) -> None:
+    """For `cory.credit: information`: raises a UserError unless each row has a text in the column `answer` that fits an
+    agent's context behind the prompt of the second role.
+    """
+    names = task.dataset.column_names
+    if "answer" not in names:
+        raise UserError(
+            f"dataset: expected a column 'answer' with cory.credit: information, got {names}"
+        )
+    answers = task.dataset["answer"][:]
+    for row, answer in enumerate(answers):
+        if not isinstance(answer, str) or not answer:
+            raise UserError(
+                f"dataset, column 'answer', row {row + 1}: expected a text with cory.credit: information, got "
+                f"{answer!r}"
+            )
+
+    prompts = task.render(1, task.dataset[:], [[""] * len(answers)])
+    responses = _most_tokens(config, task, 1) - _limit(config, task, 1)  # what it reads
+    for agent in agents:
+        context = agent.context_length or sys.maxsize
+        answer_ids = agent.encode_responses(prompts, answers)
+        for row, ids in enumerate(agent.encode(prompts)):
+            tokens = len(ids) + responses + len(answer_ids[row])
+            if tokens > context:
+                raise UserError(
+                    f"dataset, column 'answer', row {row + 1}: expected an answer that fits {agent.name}'s context of "
+                    f"{context} tokens behind the prompt of {task.prompts.name(1)}, got {tokens} of both"
+                )
+
+
+def _limit(config: Config, task: Task, role: int) -> int:
+    """The most tokens of a role's own responses."""
+    return task.prompts.settings(role).max_new_tokens or config.sampling.max_new_tokens
+
+
 def _most_tokens(config: Config, task: Task, role: int) -> int:
     """The most tokens of the responses that a role reads, and of its own."""
-    common = config.sampling.max_new_tokens
     read = task.prompts.reads(role) if config.cory.knowledge_transfer else []
-    return sum(task.prompts.settings(index).max_new_tokens or common for index in [*read, role])
+    return sum(_limit(config, task, index) for index in [*read, role])
 
 
 def _prompt_lengths(

@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from cory.agent import Agent
 from cory.config import Config
-from cory.credit import assign_credit, rewards_without_reading
+from cory.credit import assign_credit, information_in_responses, rewards_without_reading
 from cory.errors import NotFinite, UserError
 from cory.iteration import Batch, Iteration, draw_batch
 from cory.learners.optimizer import learning_rate_factor
@@ -178,6 +178,7 @@ class CoryTrainer:
                 self.config.cory.weight,
                 baselines,
                 team_rewards,
+                information_in_responses(self, chain, batch, rollouts),
             )
 
         iteration = Iteration(
@@ -245,8 +246,7 @@ class CoryTrainer:
         generator: torch.Generator,
     ) -> Rollout:
         """The responses of `agent` as `role`. `responses`: of each earlier role; None: it answers the query alone."""
-        settings = self.task.prompts.settings(role)
-        max_new_tokens = settings.max_new_tokens or batch.max_new_tokens
+        max_new_tokens = self.max_new_tokens(role, batch)
         prompts = self.task.prompts_of_role(
             role,
             batch.columns_of(role),
@@ -255,9 +255,14 @@ class CoryTrainer:
             agent.context_length,
             max_new_tokens,
         )
-        rollout = agent.respond(prompts, max_new_tokens, generator, settings.stop)
+        stop = self.task.prompts.settings(role).stop
+        rollout = agent.respond(prompts, max_new_tokens, generator, stop)
         name = self.task.prompts.name(role)
         return replace(rollout, role=name, branches=batch.branches_of(role))
+
+    def max_new_tokens(self, role: int, batch: Batch) -> int:
+        """The most tokens of a role's responses: its own limit, or the batch's."""
+        return self.task.prompts.settings(role).max_new_tokens or batch.max_new_tokens
 
     def update(
         self,

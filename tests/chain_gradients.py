@@ -6,6 +6,7 @@ E[r1 + r2]. The mean gradient is compared with the objective's own, by autograd;
 
 `of_mode` is about modes of credit, each with one chain and no baseline. `of_batch` is about branches: batches of
 several chains with the baselines of `algorithm: reinforce`, on queries that are drawn, and of `rloo`, on one query.
+`of_questions` is about branches with rows of their own: questions, of which the pioneer sees none.
 """
 
 from typing import NamedTuple
@@ -24,7 +25,8 @@ class World(NamedTuple):
     """Policies and rewards for queries that are equally likely.
 
     pioneer: logits (queries, answers). observer: logits (queries, answers + 1, answers): row i is for a pioneer that
-    answered i, the last for one that it has not read. r1, r2: rewards (queries, answers).
+    answered i, the last for one that it has not read. r1, r2: rewards (queries, answers). Where the observer is asked
+    several questions about one query of the pioneer, `pioneer` and `r1` have one row, the others one for each question.
     """
 
     pioneer: Tensor
@@ -40,13 +42,12 @@ class World(NamedTuple):
         """
         queries, rows, answers = self.observer.shape
         sizes = self.pioneer.numel(), self.observer.numel()
-        first = torch.zeros(queries, answers, sum(sizes), dtype=torch.float64)
+        first = torch.zeros(len(self.pioneer), answers, sum(sizes), dtype=torch.float64)
         second = torch.zeros(queries, rows, answers, sum(sizes), dtype=torch.float64)
-        for query in range(queries):
+        for query, logits in enumerate(self.pioneer):
             start = answers * query
-            first[query, :, start : start + answers] = torch.eye(answers) - self.pioneer[
-                query
-            ].softmax(0)
+            first[query, :, start : start + answers] = torch.eye(answers) - logits.softmax(0)
+        for query in range(queries):
             for row in range(rows):
                 start = sizes[0] + answers * (rows * query + row)
                 chosen = torch.eye(answers)
@@ -56,12 +57,13 @@ class World(NamedTuple):
         return first, second
 
     def objective_gradient(self) -> Tensor:
-        """The gradient of E[r1 + r2], by autograd."""
+        """The gradient of E[r1 + r2], by autograd; over questions, of E[r1 + mean r2]."""
         logits = self.pioneer.clone().requires_grad_(), self.observer.clone().requires_grad_()
         p1 = logits[0].softmax(-1)
         p2 = logits[1].softmax(-1)[:, :-1]
-        value = (p1 * self.r1).sum() + (p1[..., None] * p2 * self.r2[:, None]).sum()
-        gradients = torch.autograd.grad(value / len(self.pioneer), logits)
+        first = (p1 * self.r1).sum() / len(self.pioneer)
+        second = (p1[..., None] * p2 * self.r2[:, None]).sum() / len(self.observer)
+        gradients = torch.autograd.grad(first + second, logits)
         return torch.cat([gradient.flatten() for gradient in gradients])
 
 
@@ -153,3 +155,42 @@ def of_batch(
     pioneer_mean, pioneer_variance = mean_and_variance(chances, pioneer_samples)
     observer_mean, observer_variance = mean_and_variance(chances, observer_samples)
     return Estimate(pioneer_mean + observer_mean, [pioneer_variance, observer_variance])
+
+
+def of_questions(asked: str, branches: int, questions: int, seed: int = 0) -> Estimate:
+    """The policy gradient of one pioneer, with `branches` observers, under causal credit; variances by role.
+
+    `asked`: `each`: every observer has a question of its own, so as many as there are questions. `one`: all have the
+    same one, which is drawn. Several observers have the baselines of `rloo`.
+    """
+    toy = world_of_questions(questions, seed)
+    p1, p2 = toy.pioneer[0].softmax(-1), toy.observer.softmax(-1)
+    first, second = toy.log_gradients()
+
+    # Every outcome: the question that is drawn, the pioneer's answer, and those of its observers.
+    drawn = questions if asked == "one" else 1
+    choices = [torch.arange(drawn), *[torch.arange(BATCH_ANSWERS)] * (1 + branches)]
+    question, a1, a2 = torch.cartesian_prod(*choices).split([1, 1, branches], dim=1)
+    question = torch.arange(branches) if asked == "each" else question
+    question, stems = question.expand_as(a2), a1.expand_as(a2)
+    chances = p1[a1[:, 0]] * p2[question, stems, a2].prod(1) / drawn
+
+    def advantages(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
+        """Of one outcome, by role, from the task rewards of its responses."""
+        of_pioneer, of_observers = assign_credit([r1, r2], "causal")
+        if branches > 1:
+            of_observers = group_advantages(of_observers, "rloo", 1, branches)
+        return of_pioneer, of_observers
+
+    of_pioneer, of_observers = torch.vmap(advantages)(toy.r1[0, a1], toy.r2[question, a2])
+    pioneer_samples = of_pioneer * first[0, a1[:, 0]]
+    observer_samples = (of_observers[..., None] * second[question, stems, a2]).mean(1)
+    pioneer_mean, pioneer_variance = mean_and_variance(chances, pioneer_samples)
+    observer_mean, observer_variance = mean_and_variance(chances, observer_samples)
+    return Estimate(pioneer_mean + observer_mean, [pioneer_variance, observer_variance])
+
+
+def world_of_questions(questions: int, seed: int = 0) -> World:
+    """A random one, with a query that the pioneer answers once for all questions."""
+    toy = world(2.0, seed, BATCH_ANSWERS, questions)
+    return toy._replace(pioneer=toy.pioneer[:1], r1=toy.r1[:1])

@@ -5,7 +5,14 @@ from dataclasses import replace
 import datasets
 import pytest
 import torch
-from chain_gradients import BATCH_ANSWERS, of_batch, of_mode, world
+from chain_gradients import (
+    BATCH_ANSWERS,
+    of_batch,
+    of_mode,
+    of_questions,
+    world,
+    world_of_questions,
+)
 from conftest import run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
@@ -47,27 +54,59 @@ def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
     )
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_branches_with_rows_of_their_own_have_the_gradient_of_the_mean_over_the_rows(seed):
+    """And less variance at equal pioneers: than one observer of a row that is drawn, and than equally many of it."""
+    questions = 3
+    wanted = world_of_questions(questions, seed).objective_gradient()
+    each = of_questions("each", questions, questions, seed)
+    one = of_questions("one", 1, questions, seed)
+    same = of_questions("one", questions, questions, seed)
+    for estimate in (each, one, same):
+        assert torch.allclose(estimate.mean, wanted, atol=1e-12, rtol=0)
+    assert each.variances[0] < same.variances[0] < one.variances[0]
+
+
+def test_the_response_to_another_query_is_a_baseline_of_information():
+    """Of two queries, each answered once, and without clipping."""
+    toy = world(2.0, 0, BATCH_ANSWERS, queries=2)
+    likelihoods = toy.observer.log_softmax(-1)[:, :-1, 0]  # of an answer, by query and what is read
+    wanted = toy._replace(r1=toy.r1 + likelihoods, r2=torch.zeros_like(toy.r2)).objective_gradient()
+    first, _ = toy.log_gradients()
+    queries = torch.arange(2)
+    mean = torch.zeros_like(wanted)
+    for responses in torch.cartesian_prod(*[torch.arange(BATCH_ANSWERS)] * 2):
+        told = likelihoods[queries, responses] - likelihoods[queries, responses.flip(0)]
+        r1, r2 = toy.r1[queries, responses], toy.r2[queries, responses]
+        rewards = assign_credit([r1, r2], "information", information=[told])
+        chance = toy.pioneer.softmax(-1)[queries, responses].prod()
+        mean += chance * (rewards[0][:, None] * first[queries, responses]).mean(0)
+    assert torch.allclose(mean, wanted, atol=1e-12, rtol=0)
+
+
 def test_a_team_reward_comes_on_top_of_what_any_mode_says():
     r1 = torch.tensor([1.0, 2.0])
     r2 = torch.tensor([10.0, 20.0, 30.0, 50.0])
     team = torch.tensor([0.0, 100.0, 200.0, 400.0])
     unread = [torch.tensor([1.0, 1.0, 2.0, 2.0])]
+    told = [torch.tensor([0.5, 1.5, -3.0, 1.0])]
     first = {
         "collective": [16.0, 42.0],
         "mean": [8.0, 21.0],
         "causal": [16.0, 42.0],
         "own": [1.0, 2.0],
         "counterfactual": [15.0, 40.0],
+        "information": [2.0, 1.0],
     }
     second = {"collective": [11.0, 21.0, 32.0, 52.0], "mean": [5.5, 10.5, 16.0, 26.0]}
     for mode, of_pioneer in first.items():
-        rewards = assign_credit([r1, r2], mode, 1.0, unread, team)
+        rewards = assign_credit([r1, r2], mode, 1.0, unread, team, told)
         # The mean over its observers.
         assert rewards[0].tolist() == [of_pioneer[0] + 50, of_pioneer[1] + 300]
         assert rewards[1].tolist() == [
             a + b for a, b in zip(second.get(mode, r2.tolist()), team.tolist(), strict=True)
         ]
-        alone = assign_credit([r1, r2], mode, 1.0, unread)
+        alone = assign_credit([r1, r2], mode, 1.0, unread, information=told)
         assert alone[0].tolist() == of_pioneer
 
 

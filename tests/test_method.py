@@ -63,6 +63,7 @@ def test_without_exchange_the_chain_stays():
 @pytest.mark.parametrize("roles", [1, 2, 3])
 def test_credit_equals_a_plain_loop(weight, roles):
     rewards, unread = list(torch.randn(roles, 4)), list(torch.randn(roles, 4))
+    told = list(torch.randn(roles, 4))
     for i in range(roles):
         own, later = rewards[i], range(i + 1, roles)
         expected = {
@@ -71,11 +72,11 @@ def test_credit_equals_a_plain_loop(weight, roles):
             "causal": own + weight * sum(rewards[j] for j in later),
             "own": own,
             "counterfactual": own + weight * sum(rewards[j] - unread[j] for j in later),
+            "information": own + weight * sum(told[j] for j in later),
         }
         for mode, value in expected.items():
-            assert torch.allclose(
-                assign_credit(rewards, mode, weight, unread[1:])[i], value, atol=1e-6
-            ), mode
+            credit = assign_credit(rewards, mode, weight, unread[1:], information=told[1:])
+            assert torch.allclose(credit[i], value, atol=1e-6), mode
 
 
 def test_paper_prompts():

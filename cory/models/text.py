@@ -64,6 +64,28 @@ def encode(
     return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
 
 
+def encode_responses(
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Any],
+    texts: Sequence[str],
+    chat_template: ChatTemplate = False,
+) -> list[list[int]]:
+    """Token ids of texts as responses to prompts, without an end token.
+
+    A text prompt is continued after a space, unless it ends in whitespace; the turn of a chat is the text as it is.
+    """
+    if are_turns(prompts, chat_template):
+        return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
+    # Behind a line break, as SentencePiece's tokenizers write a space before the first word of a text.
+    before = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    continued = [
+        f"\n{text}" if prompt[-1:].isspace() else f"\n {text}"
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
+    rows = tokenizer(continued, add_special_tokens=False)["input_ids"]
+    return [ids[len(before) :] for ids in rows]
+
+
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The ids that the tokenizer puts before a text."""
     whole = tokenizer("a")["input_ids"]

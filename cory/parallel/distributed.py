@@ -69,10 +69,16 @@ def check(config: Config) -> None:
         )
     share = config.ppo.batch_size // processes
     per_query = config.chains_per_query * config.branches
+    what = "group_size" if config.branches == 1 else "group_size * branches"
     if share % per_query:
-        what = "group_size" if config.branches == 1 else "group_size * branches"
         raise UserError(
             f"ppo.batch_size: expected a multiple of {what} = {per_query} in each of {processes} processes, got {share}"
+        )
+    needs_others = config.cory.credit == "information" and config.cory.num_roles > 1
+    if needs_others and share < 2 * per_query:
+        raise UserError(
+            f"ppo.batch_size: expected two queries in each process with cory.credit: information, 2 * {what} = "
+            f"{2 * per_query}, got {share}"
         )
     fewest = config.ppo.gradient_accumulation_steps
     if config.branches > 1 and share // config.branches < fewest:

@@ -1,5 +1,7 @@
 """Makes the listings of the notes (train.jsonl, test.jsonl) and a small language model that can read them, for the toy.
 
+questions.jsonl has the listings of train.jsonl with all four questions about each.
+
     python examples/notes/make.py            # a minute on one core, into examples/notes/out
     python examples/notes/make.py FOLDER     # into another folder
 
@@ -86,7 +88,7 @@ def listing(rng: random.Random, flat: dict[str, str]) -> str:
 
 
 def flats(rng: random.Random) -> list[dict[str, str]]:
-    """Flats that differ in at least one fact, each with its listing and a question about one fact."""
+    """Flats that differ in at least one fact, each with its listing and the fact that is asked for."""
     made: dict[tuple[str, ...], dict[str, str]] = {}
     while len(made) < sum(ROWS.values()):
         flat = any_flat(rng)
@@ -94,27 +96,36 @@ def flats(rng: random.Random) -> list[dict[str, str]]:
             continue
         asked = rng.choice(list(FACTS))
         text = listing(rng, flat)
-        made[tuple(flat.values())] = flat | {
-            "listing": text,
-            "question": QUESTIONS[asked],
-            "asked": asked,
-        }
+        made[tuple(flat.values())] = flat | {"listing": text, "asked": asked}
     return list(made.values())
 
 
-def rows(split: str) -> list[dict[str, str]]:
-    """The dataset's rows: `listing`, its first words as `lead`, `question` and `answer`. No flat is in both splits."""
+def flats_of(split: str) -> list[dict[str, str]]:
+    """The flats of a split. No flat is in both."""
     made = flats(random.Random(0))
-    chosen = made[: ROWS["train"]] if split == "train" else made[ROWS["train"] :]
-    return [
-        {
-            "listing": flat["listing"],
-            "lead": " ".join(flat["listing"].split()[:LEAD]),
-            "question": flat["question"],
-            "answer": flat[flat["asked"]],
-        }
-        for flat in chosen
-    ]
+    return made[: ROWS["train"]] if split == "train" else made[ROWS["train"] :]
+
+
+def row(flat: dict[str, str], asked: str) -> dict[str, str]:
+    """A row of the dataset, with the question about one fact: `listing`, its first words as `lead`, `question` and
+    `answer`.
+    """
+    return {
+        "listing": flat["listing"],
+        "lead": " ".join(flat["listing"].split()[:LEAD]),
+        "question": QUESTIONS[asked],
+        "answer": flat[asked],
+    }
+
+
+def rows(split: str) -> list[dict[str, str]]:
+    """A row for each flat of a split, with its question."""
+    return [row(flat, flat["asked"]) for flat in flats_of(split)]
+
+
+def questions() -> list[dict[str, str]]:
+    """Four rows for each flat to learn from, one after the other: a question about each fact."""
+    return [row(flat, fact) for flat in flats_of("train") for fact in FACTS]
 
 
 def text(rng: random.Random, templates: dict[str, str]) -> str:
@@ -138,12 +149,14 @@ def text(rng: random.Random, templates: dict[str, str]) -> str:
 
 
 def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
-    """Fills `folder` with train.jsonl, test.jsonl and model/."""
+    """Fills `folder` with train.jsonl, test.jsonl, questions.jsonl and model/."""
     folder.mkdir(parents=True, exist_ok=True)
-    for split in ROWS:
-        (folder / f"{split}.jsonl").write_text(
-            "".join(json.dumps(row) + "\n" for row in rows(split))
-        )
+    for name, made in (
+        ("train", rows("train")),
+        ("test", rows("test")),
+        ("questions", questions()),
+    ):
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     roles = yaml.safe_load((FOLDER / "toy.yaml").read_text())["roles"]
     templates = {role["name"]: role["prompt"] for role in roles}
     rng = random.Random(0)

@@ -16,7 +16,7 @@ from study.experiment_file import read_experiment
 from study.plan import plan
 
 EXAMPLE = ROOT / "examples/notes"
-SETTINGS = ["notes.yaml", "toy.yaml"]
+SETTINGS = ["notes.yaml", "toy.yaml", "questions.yaml"]
 
 
 def imported(name):
@@ -45,6 +45,11 @@ def read(folder, split):
 
 def settings(world, name, **flags):
     flags = {"task.dataset": world, "model.name": world / "model", "device": "cpu"} | flags
+    if name == "questions.yaml":
+        flags |= {
+            "task.dataset": world / "questions.jsonl",
+            "task.eval_dataset": world / "test.jsonl",
+        }
     config = load(OwnConfig, EXAMPLE / name, [f"--{key}={value}" for key, value in flags.items()])
     return config
 
@@ -74,6 +79,19 @@ def test_no_held_out_listing_is_trained_on(world):
     assert {row["question"] for row in test} == set(make.QUESTIONS.values())
 
 
+def test_each_listing_has_all_questions(world):
+    make = imported("make")
+    train = read(world, "train")
+    questions = read(world, "questions")
+    assert len(questions) == 4 * len(train)
+    for number, row in enumerate(train):
+        of_listing = questions[4 * number : 4 * number + 4]
+        assert row in of_listing
+        assert {other["listing"] for other in of_listing} == {row["listing"]}
+        assert [other["question"] for other in of_listing] == list(make.QUESTIONS.values())
+        assert len({other["answer"] for other in of_listing}) == 4
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_the_answerer_reads_the_note_and_the_question_alone(world, name, monkeypatch):
     monkeypatch.chdir(ROOT)
@@ -101,6 +119,27 @@ def test_a_run(world, tmp_path, monkeypatch):
     roles = {(row["agent"], row["role"]) for row in run.history}
     assert roles == {("agent_1", "note_taker"), ("agent_2", "answerer")}
     assert all(row["task_reward"] == 0 for row in run.history if row["role"] == "note_taker")
+
+
+@pytest.mark.parametrize("credit", ["causal", "information"])
+def test_a_run_with_all_questions(world, tmp_path, monkeypatch, credit):
+    monkeypatch.chdir(ROOT)
+    flags = {"output": tmp_path / "run", "cory.credit": credit}
+    flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8}
+    config = settings(world, "questions.yaml", **flags)
+    trainer = CoryTrainer(config, make_agents(config), make_task(config))
+    iteration = trainer.iteration(0)
+    notes, answers = iteration.rollouts
+    assert (len(notes.prompts), len(answers.prompts)) == (2, 8)
+    questions = list(imported("make").QUESTIONS.values())
+    for prompt, question in zip(answers.prompts, questions * 2, strict=True):
+        assert f"Question: {question}" in prompt.rpartition("Note:")[2]
+    assert iteration.task_rewards[0].tolist() == [0, 0]
+    if credit == "causal":
+        mean = iteration.task_rewards[1].view(2, 4).mean(1)
+        assert iteration.rewards[0].tolist() == mean.tolist()
+    else:
+        assert all(iteration.rewards[0].tolist())
 
 
 @pytest.mark.parametrize("name", ["experiment", "pilot", "pilot_eta"])

@@ -14,7 +14,7 @@ from cory.config import Config, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer
 from cory.models.sample import ends_response
-from cory.models.text import encode, plain_texts, turn_stop
+from cory.models.text import encode, encode_responses, plain_texts, reader, turn_stop
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -213,3 +213,18 @@ def test_a_stop_text_that_only_the_end_of_a_response_spells_ends_nothing():
 
     assert not ends_response(read, [0], ["\n"], [5] * 12)
     assert ends_response(read, [0], ["\n"], [5] * 11)
+
+
+@pytest.mark.parametrize("kind", ["tokenizer", "llama"])
+def test_a_text_as_a_response_is_what_the_model_would_have_to_write(kind, request):
+    """It follows a text prompt after one space; in a chat it is the turn."""
+    tokenizer = request.getfixturevalue(kind)
+    prompts = ["the film was", "the film was ", "the film was\n"]
+    responses = encode_responses(tokenizer, prompts, ["good", "good", "good film"])
+    assert list(map(reader(tokenizer), responses)) == [" good", "good", "good film"]
+    end = tokenizer.eos_token_id
+    assert not any(end in ids for ids in responses)
+    turn = encode_responses(tokenizer, prompts, ["good"] * 3, chat_template=True)
+    messages = [[{"role": "user", "content": prompt}] for prompt in prompts]
+    assert encode_responses(tokenizer, messages, ["good"] * 3) == turn
+    assert turn == [ids_of(tokenizer, "good")] * 3

@@ -23,6 +23,7 @@ import pytest  # noqa: E402
 import test_ppo  # noqa: E402
 import torch  # noqa: E402
 from conftest import hurry  # noqa: E402
+from test_questions import make_questions  # noqa: E402
 from test_trainer import count_good, make_trainer  # noqa: E402
 
 from cory import Callback  # noqa: E402
@@ -79,7 +80,8 @@ def train(config: Config, fault: str) -> None:
         return count_good(prompts, completions)
 
     watch = Watch(stops=fault == "callback stops")
-    trainer = make_trainer(config, reward, [watch])
+    make = make_questions if config.cory.credit == "information" else make_trainer
+    trainer = make(config, reward, [watch])
     trainer.train()
     save_state(config, trainer.trained_agents)
     Path(f"{config.output}-rank{rank}.json").write_text(json.dumps(watch.seen))

@@ -11,6 +11,7 @@ from conftest import make_config, make_gpt2
 from distributed_run import run_job, save_state
 from safetensors.torch import load_file
 from test_ppo import make_learner, ragged, rollout_of, weights
+from test_questions import make_questions
 from test_trainer import make_trainer
 from torchrun import launch
 from transformers import AutoModelForCausalLM
@@ -50,6 +51,7 @@ def data_parallel_configs(base: Config) -> dict[str, Config]:
             "branches": 2,
             "iterations": 2,
         },
+        "questions": {"cory": CoryConfig(credit="information"), "branches": 2, "iterations": 2},
         "callback stops": {},
         "killed": {},
     }
@@ -161,7 +163,7 @@ def metrics(config) -> list[dict]:
     return [json.loads(line) for line in Path(config.output, "metrics.jsonl").open()]
 
 
-@pytest.mark.parametrize("name", ["whole", "lora", "three", "shared"])
+@pytest.mark.parametrize("name", ["whole", "lora", "three", "shared", "questions"])
 def test_two_processes_train_as_one(runs, tmp_path, name):
     config = runs[name]
     first, second = ranks(config)
@@ -170,11 +172,13 @@ def test_two_processes_train_as_one(runs, tmp_path, name):
     assert first["digests"] == second["digests"]
     assert len(set(first["digests"])) == config.iterations
     assert first["orders"] == second["orders"]
-    one = make_trainer(replace(config, output=str(tmp_path / "one"), iterations=1))
+    make = make_questions if name == "questions" else make_trainer
+    one = make(replace(config, output=str(tmp_path / "one"), iterations=1))
     queries = 8 // config.branches
     for k, (mine, theirs) in enumerate(zip(first["queries"], second["queries"], strict=True)):
         assert len(mine) == len(theirs) == queries // 2
-        assert mine + theirs == one.task.batch(k, queries, config.seed)["prompt"]
+        drawn = one.task.batch(k, queries, config.seed)["prompt"]
+        assert mine + theirs == drawn[:: one.task.rows_per_query]
     rows = metrics(config)
     chains = [one.schedule.order(k) for k in range(config.iterations)]
     assert [(row["iteration"], row["agent"]) for row in rows] == [
@@ -276,6 +280,8 @@ def test_several_processes_share_an_engine(runs, name):
             "branches",
         ),
         (2, {"algorithm": "grpo", "group_size": 8}, "ppo.batch_size"),
+        (2, {"branches": 4, "cory": {"credit": "information"}}, "ppo.batch_size"),
+        (1, {"branches": 4, "group_size": 2, "cory": {"credit": "information"}}, "ppo.batch_size"),
         (1, {"precision": "bf16"}, "accelerate"),
     ],
 )

@@ -18,6 +18,7 @@ import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState  # noqa: E402
 from conftest import hurry, make_config, make_gpt2, sentences  # noqa: E402
+from test_questions import make_questions  # noqa: E402
 from test_trainer import make_trainer  # noqa: E402
 
 from cory.config import CoryConfig, LoraConfig  # noqa: E402
@@ -29,7 +30,7 @@ LEARNERS = {
     "grpo": {"group_size": 2, "lora": LoraConfig(rank=4)},
     "dr_grpo": {"group_size": 2},
     "dapo": {"group_size": 2},
-    "rloo": {"group_size": 2},
+    "rloo": {"group_size": 2, "branches": 2, "cory": CoryConfig(credit="information")},
     "reinforce": {"cory": CoryConfig(exchange_period=1, credit="counterfactual")},
 }
 
@@ -41,7 +42,8 @@ def trainer_on(device, folder, algorithm, ppo=None, **changes):
     config = make_config(folder / "policy", folder)
     output = str(folder / f"{algorithm}-{device}")
     changes |= {"iterations": 2, "device": device, "output": output, "algorithm": algorithm}
-    return make_trainer(replace(config, ppo=replace(config.ppo, **(ppo or {})), **changes))
+    config = replace(config, ppo=replace(config.ppo, **(ppo or {})), **changes)
+    return make_questions(config) if algorithm == "rloo" else make_trainer(config)
 
 
 def numbers(record: dict) -> dict:

@@ -1,0 +1,287 @@
+"""Rows of a query: branches of which each has a row of its own, as questions about one text."""
+
+import json
+from dataclasses import replace
+
+import datasets
+import pytest
+import torch
+from conftest import sentences
+from test_credit import spy
+from test_trainer import count_good
+
+from cory.agent import make_agents
+from cory.command import load
+from cory.config import CoryConfig, RoleConfig
+from cory.errors import UserError
+from cory.iteration import draw_batch
+from cory.own_task import OwnConfig, held_out_rows, make_task
+from cory.roles import RolePrompts
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+PROMPTS = RolePrompts(observer="{prompt}{response} {question} was")
+QUESTIONS = ["plot", "music", "acting"]
+
+
+def rows_of(texts, questions=QUESTIONS):
+    """A row for each question about each text; every answer is another."""
+    return [
+        {"prompt": text, "question": question, "answer": f"good {number} {question}"}
+        for number, text in enumerate(texts)
+        for question in questions
+    ]
+
+
+def make_questions(config, reward=count_good, callbacks=(), **changes) -> CoryTrainer:
+    """A trainer on ten texts, with as many questions about each as there are branches."""
+    texts = [" ".join(text.split()[:4]) for text in sentences(10)]
+    rows = rows_of(texts, QUESTIONS[: config.branches])
+    arguments = {"rows_per_query": config.branches} | changes
+    task = Task(datasets.Dataset.from_list(rows), reward, PROMPTS, **arguments)
+    return CoryTrainer(config, make_agents(config), task, callbacks=callbacks)
+
+
+def blocks(values, size):
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+# Which rows a batch has
+
+
+def test_a_pass_over_the_data_has_each_query_once_with_its_rows_in_order():
+    rows = datasets.Dataset.from_list(rows_of("abcdefg"))
+    task = Task(rows, len, PROMPTS, rows_per_query=3)
+    passes = [[task.batch(k, 2, seed=0) for k in range(3 * n, 3 * n + 3)] for n in range(2)]
+    for batches in passes:
+        for batch in batches:
+            assert batch["question"] == QUESTIONS * 2
+            assert all(len(set(block)) == 1 for block in blocks(batch["prompt"], 3))
+        drawn = [text for batch in batches for text in batch["prompt"][::3]]
+        assert len(set(drawn)) == 6  # the seventh does not fill a batch
+    assert passes[0] != passes[1]
+    assert task.batch(0, 2, seed=0) == passes[0][0] != task.batch(0, 2, seed=1)
+
+
+def test_single_rows_are_drawn_as_without_queries():
+    rows = datasets.Dataset.from_dict({"prompt": list("abcdefgh")})
+    one = Task(rows, len, RolePrompts())
+    queries = Task(datasets.Dataset.from_list(rows_of("abcdefgh")), len, PROMPTS, rows_per_query=3)
+    for k in range(5):
+        assert one.batch(k, 3, seed=4)["prompt"] == queries.batch(k, 3, seed=4)["prompt"][::3]
+
+
+@pytest.mark.parametrize("group_size", [1, 2])
+def test_each_branch_has_its_row_and_groups_repeat_whole_queries(config, group_size):
+    config = replace(
+        config,
+        algorithm="rloo" if group_size > 1 else "ppo",
+        group_size=group_size,
+        branches=2,
+    )
+    trainer = make_questions(config)
+    queries = 8 // (2 * group_size)
+    drawn = trainer.task.batch(0, queries, config.seed)
+    batch = draw_batch(trainer.task, config, 0)
+    assert batch.columns_of(0) == batch.columns
+    for name in ("prompt", "question", "answer"):
+        repeated = [
+            block for block in blocks(drawn[name], 2) for _ in range(group_size)
+        ]  # one for each response of the pioneer
+        assert batch.columns[name] == [block[0] for block in repeated]
+        assert batch.columns_of(1)[name] == [value for block in repeated for value in block]
+
+
+def test_without_rows_of_their_own_branches_share_one(config):
+    trainer = make_questions(replace(config, branches=2), rows_per_query=1)
+    batch = draw_batch(trainer.task, trainer.config, 0)
+    assert batch.branch_columns is None
+    assert batch.columns_of(1)["answer"] == [
+        value for value in batch.columns["answer"] for _ in range(2)
+    ]
+
+
+def test_processes_share_whole_queries(config, monkeypatch):
+    trainer = make_questions(replace(config, branches=2))
+    whole = draw_batch(trainer.task, trainer.config, 0)
+    monkeypatch.setattr("cory.parallel.distributed.world_size", lambda: 2)
+    shares = []
+    for rank in range(2):
+        monkeypatch.setattr("cory.parallel.distributed.rank", lambda rank=rank: rank)
+        shares.append(draw_batch(trainer.task, trainer.config, 0))
+    for role in range(2):
+        first, second = (share.columns_of(role) for share in shares)
+        for name, values in whole.columns_of(role).items():
+            assert first[name] + second[name] == values
+            assert len(first[name]) == len(second[name])
+
+
+# What reads the rows
+
+
+@pytest.mark.parametrize("credit", ["causal", "counterfactual"])
+def test_rewards_metrics_and_samples_are_of_each_responses_own_row(config, credit):
+    """Of the counterfactual answers, too."""
+    seen = []
+
+    def reward(prompts, completions, role, question, answer):
+        seen.append((role, question, answer))
+        return [float(len(text) + len(asked)) for text, asked in zip(answer, question, strict=True)]
+
+    def team_reward(prompts, chains, answer):
+        return [float(len(text)) for text in answer]
+
+    measured = []
+
+    def metric(completions, question):
+        measured.append(question)
+        return [1.0] * len(question)
+
+    config = replace(
+        config, branches=2, sample_every=1, cory=CoryConfig(credit=credit, exchange_period=0)
+    )
+    trainer = make_questions(config, reward, team_reward=team_reward, metrics={"asked": metric})
+    learned = spy(trainer)
+    iteration = trainer.iteration(0)
+    drawn = trainer.task.batch(0, 4, config.seed)
+    first, second = iteration.rollouts
+    assert first.prompts == drawn["prompt"][::2]
+    assert second.prompts == [
+        f"{drawn['prompt'][row]}{first.completions[row // 2]} {drawn['question'][row]} was"
+        for row in range(8)
+    ]
+    role, question, answer = seen[0]
+    assert role == ["pioneer"] * 4 + ["observer"] * 8
+    assert question == drawn["question"][::2] + drawn["question"]
+    assert answer == drawn["answer"][::2] + drawn["answer"]
+    assert measured == [drawn["question"][::2], drawn["question"]]
+
+    pairs = zip(drawn["answer"], drawn["question"], strict=True)
+    of_row = torch.tensor([float(len(text) + len(asked)) for text, asked in pairs])
+    team = torch.tensor([float(len(a)) for a in drawn["answer"]])
+    gained = of_row
+    if credit == "counterfactual":  # the reward is the row's, whatever the response is
+        assert seen[1][1:] == (drawn["question"], drawn["answer"])
+        gained = of_row - of_row
+    rewards = [learned[0][f"agent_{number}"][1][0] for number in (1, 2)]
+    torch.testing.assert_close(rewards[0], of_row[::2] + (gained + team).view(4, 2).mean(1))
+    torch.testing.assert_close(rewards[1], of_row + team)
+
+    # Samples show the first branch, whose row is the first.
+    for sample, row in zip(iteration.samples, [0, 2, 4, 6] * 2, strict=True):
+        assert sample["columns"] == {name: drawn[name][row] for name in ("question", "answer")}
+
+
+# What is refused
+
+
+def refused(rows, prompts=PROMPTS, size=2):
+    with pytest.raises(UserError) as error:
+        Task(datasets.Dataset.from_list(rows), len, prompts, rows_per_query=size)
+    return str(error.value)
+
+
+def test_rows_that_are_no_queries_are_refused():
+    rows = rows_of("ab", QUESTIONS[:2])
+    assert refused(rows, size=3).startswith(
+        "dataset: expected a multiple of task.rows_per_query = 3 rows, got 4"
+    )
+    assert refused(rows, size=0).startswith("task.rows_per_query: ")
+    moved = [rows[0], rows[2], rows[1], rows[3]]
+    assert refused(moved).startswith("dataset, column 'prompt', row 2: expected the value of row 1")
+    first_reads = RolePrompts("{prompt} {question}")
+    assert refused(rows, first_reads).startswith("dataset, column 'question', row 2: ")
+    # Also where it is the run's settings that say so.
+    task = Task(datasets.Dataset.from_list(rows), len, PROMPTS, rows_per_query=2)
+    with pytest.raises(UserError, match=r"^dataset, column 'question', row 2: "):
+        task.with_roles([RoleConfig(prompt="{prompt} {question}"), RoleConfig()])
+
+
+def test_branches_and_queries_must_fit(config):
+    rows = datasets.Dataset.from_list(rows_of("ab", QUESTIONS[:2]))
+    task = Task(rows, len, PROMPTS, rows_per_query=2)
+    agents = make_agents(config)
+    with pytest.raises(UserError, match=r"^branches: expected task.rows_per_query = 2, got 4$"):
+        CoryTrainer(replace(config, branches=4), agents, task)
+    with pytest.raises(UserError, match=r"^dataset: .* = 4 queries of 2 rows, got 2$"):
+        CoryTrainer(replace(config, branches=2), agents, task)
+
+
+# From files
+
+REWARD = """
+import json
+
+
+def reward(prompts, completions, role, question, answer):
+    with open("seen.jsonl", "a") as file:
+        file.write(json.dumps([prompts, role, question, answer]) + "\\n")
+    return [float(len(text)) for text in completions]
+"""
+SETTINGS = """
+iterations: 2
+branches: 3
+sample_every: 0
+eval_every: 2
+cory: {credit: causal, exchange: none}
+ppo: {batch_size: 12, mini_batch_size: 6, ppo_epochs: 1}
+sampling: {min_new_tokens: 3, max_new_tokens: 4}
+roles:
+  - {name: writer}
+  - {name: reader, prompt: "{writer} {question}"}
+task:
+  dataset: rows.jsonl
+  eval_dataset: held_out.jsonl
+  prompt_column: text
+  rows_per_query: 3
+  max_prompt_tokens: 40
+  reward: rewards.py:reward
+"""
+
+
+@pytest.fixture
+def settings(tmp_path, monkeypatch, policy_folder):
+    """The settings of an own task whose queries have three rows, after changes to keys."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rewards.py").write_text(REWARD)
+    (tmp_path / "run.yaml").write_text(SETTINGS)
+    texts = [*sentences(8), "good " * 50]
+    lines = [json.dumps({"text": row.pop("prompt"), **row}) + "\n" for row in rows_of(texts)]
+    (tmp_path / "rows.jsonl").write_text("".join(lines))
+    (tmp_path / "held_out.jsonl").write_text("".join(lines[:4]))  # no whole queries
+
+    def settings(**changes):
+        flags = {"model.name": policy_folder, "device": "cpu", "output": "run"} | changes
+        argv = [f"--{key}={value}" for key, value in flags.items()]
+        return load(OwnConfig, tmp_path / "run.yaml", argv)
+
+    return settings
+
+
+def test_a_run_from_files(settings, tmp_path):
+    config = settings()
+    task = make_task(config)
+    assert len(task.dataset) == 24  # the three rows of the long text are left out
+    CoryTrainer(config, make_agents(config), task, eval_dataset=held_out_rows(config)).train()
+    calls = [json.loads(line) for line in (tmp_path / "seen.jsonl").open()]
+    of_training = [call for call in calls if len(call[0]) == 4 + 12]
+    assert len(of_training) == 2
+    for k, (prompts, role, question, answer) in enumerate(of_training):
+        drawn = task.batch(k, 4, config.seed)
+        assert role == ["writer"] * 4 + ["reader"] * 12
+        assert prompts == drawn["prompt"][::3] + drawn["prompt"]
+        assert question == ["plot"] * 4 + QUESTIONS * 4
+        assert answer == drawn["answer"][::3] + drawn["answer"]
+    # Held-out rows, and the fixed samples, are read row by row.
+    held_out = next(call for call in calls if call[0][0] == call[0][2] and len(call[0]) == 8)
+    assert held_out[2] == [*QUESTIONS, "plot"] * 2
+
+
+def test_settings_that_do_not_fit_are_refused_before_anything_is_read(settings):
+    with pytest.raises(UserError, match=r"^branches: expected task.rows_per_query = 3, got 2"):
+        settings(branches=2)
+    with pytest.raises(UserError, match=r"yaml: branches: "):
+        settings(**{"cory.num_agents": 1})
+    with pytest.raises(UserError, match=r"^task.rows_per_query: "):
+        settings(**{"task.rows_per_query": 0})
+    assert make_task(settings(), make_task(settings()).dataset.select(range(4))).rows_per_query == 1
