@@ -392,7 +392,10 @@ def check_fits(
         return
     remedy = f"task.max_prompt_tokens: {min(fitting)} leaves them out"
     if min(_prompt_lengths(config, task, task.dataset, 0, agents[0])) > min(fitting):
-        remedy = "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or those of the roles"
+        remedy = (
+            "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or those of the roles, or shorten "
+            "the prompts' templates"
+        )
     raise UserError(
         f"dataset: expected prompts that fit the context with their responses, got {' and '.join(counts)} that are too "
         f"long (the longest: {longest[1]}). {remedy}"

@@ -46,7 +46,8 @@ INTERVALS = (
 )
 TRAINING = (
     "Means over the last 10 iterations and over a run's agents, in whatever role they were. A pair's observers have "
-    "read a first answer there and a single agent has not, so training is not a comparison at equal calls."
+    "read a first answer there and a single agent has not, so training is not a comparison at equal calls. Collapsed: "
+    "distinct-2 below half of the first iteration's, or KL above guards.kl_bound, over ten iterations."
 )
 CURVES = "Running means over up to 10 iterations, {}. A single run has no band, nor have two."
 PATHS = (
@@ -164,7 +165,7 @@ def _over(study: Study, out: Path) -> list[str]:
 
 
 def verdicts(study: Study) -> list[str]:
-    """By group, what its difference to the baseline says: held out at equal calls, or at the end of training."""
+    """By group, what its difference to the baseline says: held out, by calls, or at the end of training."""
     metric = held_out.judged_by(study)
     if len(study.held_out):
         measured = {
@@ -176,17 +177,15 @@ def verdicts(study: Study) -> list[str]:
     lines = []
     for name in study.groups:
         base = study.base_of(name)
-        both = {
-            where: of_both for where, of_both in measured.items() if {base, name} <= set(of_both)
-        }
-        if base == name or not both:
-            continue
-        where, by_seed = next(iter(both.items()))
-        apart = difference(by_seed[name].dropna(), by_seed[base].dropna())
-        said = direction(apart) or f"no verdict from fewer than {FEWEST} seeds"
-        text = difference_cell(by_seed, name, base, metric)
-        of = f"{column_title(metric)} {where}"
-        lines.append(f"{name} against {base}, {of}: {text}, {counted(apart.n, 'seed')}: {said}.")
+        for where, by_seed in measured.items():
+            if base == name or not {base, name} <= set(by_seed):
+                continue
+            apart = difference(by_seed[name].dropna(), by_seed[base].dropna())
+            said = direction(apart) or f"no verdict from fewer than {FEWEST} seeds"
+            text = difference_cell(by_seed, name, base, metric)
+            of = f"{column_title(metric)} {where}"
+            seeds = counted(apart.n, "seed")
+            lines.append(f"{name} against {base}, {of}: {text}, {seeds}: {said}.")
     return lines
 
 

@@ -33,7 +33,9 @@ def ends(study: Study) -> Rows:
         row = {"group": name, "n": str(reward[name].count())}
         for metric in METRICS:
             row[column_title(metric)] = mean_cell(study.by_seed(metric)[name].dropna(), metric)
-        row["difference"] = difference_cell(reward, name, study.base_of(name), "combined_reward")
+        row["difference, combined reward"] = difference_cell(
+            reward, name, study.base_of(name), "combined_reward"
+        )
         rows.append(row | {"collapsed": f"{collapses[name].sum()} of {len(collapses[name])}"})
     return rows
 

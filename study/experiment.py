@@ -26,7 +26,7 @@ from cory.errors import UserError, counted, expect
 from cory.identity import is_local
 from cory.run.folder import locked
 from study import check_results, engines
-from study.compare import check_out, write_page
+from study.compare import check_out, verdicts, write_page
 from study.experiment_file import read_experiment
 from study.plan import ROOT, Planned, is_single, plan
 from study.results import Results
@@ -99,7 +99,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         page = write_page(
             results.study, out, experiment.title, experiment.question, command, notes=notes
         )
-        print(f"Written to {page}")
+        print("\n".join([*verdicts(results.study), f"Written to {page}"]))
     if failed:
         raise UserError(f"{counted(len(failed), 'run')} failed; the same command continues")
 

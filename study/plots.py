@@ -227,7 +227,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
     for axis in figure.axes[-across:]:
         axis.tick_params(labelbottom=True)
     grey = f"; grey: {' and '.join(first)} of the first panel" if others else ""
-    figure.supxlabel(f"task reward (marker: end of training{grey})", fontsize=9)
+    figure.supxlabel(f"task reward of the {role} (marker: end of training{grey})", fontsize=9)
     figure.supylabel(f"{TITLES['kl']}, log scale", fontsize=9)
     save(figure, path)
 

@@ -107,11 +107,13 @@ class HeldOut(Callback):
     Attributes:
         before: by role, the rewards before training by name; of a run that is continued, empty.
         latest: the newest rewards by name, means over the roles; empty before any.
+        measured_at: after how many iterations.
     """
 
     def __init__(self) -> None:
         self.before: dict[str, dict[str, float]] = {}
         self.latest: dict[str, float] = {}
+        self.measured_at = 0
         self.seconds = 0.0  # since the last line of timings.jsonl
 
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
@@ -153,6 +155,7 @@ class HeldOut(Callback):
             for role, reward in enumerate(task_rewards)
         }
         self.latest = held_out_rewards(list(by_role.values()))
+        self.measured_at = trainer.state.iteration
         self.seconds += time.perf_counter() - started
         return by_role
 
@@ -406,7 +409,8 @@ class Progress(Callback):
             # In the first line the reward before training, to which later ones compare.
             before = list(self.held_out.before.values()) if iteration.index == 0 else []
             rewards = held_out_rewards(before) if before else self.held_out.latest
-            text += f" | held out {_sum_of_rewards(rewards):+.2f}"
+            measured_at = 0 if before else self.held_out.measured_at
+            text += f" | held out after {measured_at}: {_sum_of_rewards(rewards):+.2f}"
         self.bar.set_postfix_str(text, refresh=False)
         self.bar.update()
 

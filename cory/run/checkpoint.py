@@ -270,7 +270,7 @@ def _has_ended(folder: Path, saved: Checkpoint, config: Config) -> bool:
     if saved.stopped_by is not None:
         print(
             f"{folder} is finished: {saved.stopped_by} ended it after iteration {saved.iteration}. To train its agents "
-            f"further, start a run from them (model.name: {folder}/agent_1).",
+            f"further, start a run from them: model.name: {folder}/agent_1, or of several agents[i].model.name.",
             flush=True,
         )
         return True

@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -211,8 +212,10 @@ def new_folder(output: str | None, name: str) -> Path:
     except OSError as error:
         raise _cannot_be_written(Path(output or "runs"), error) from None
     if names:
+        is_run = (folder / "config.yaml").exists()
+        remedy = f". --resume {shlex.quote(str(folder))} continues that run" if is_run else ""
         raise UserError(
-            f"output: expected a new or empty folder, got {output!r}, which holds {names[0]}"
+            f"output: expected a new or empty folder, got {output!r}, which holds {names[0]}{remedy}"
         )
     return folder
 

@@ -129,6 +129,10 @@ def run_page(folder: Path, method: str, notes: Sequence[str] = ()) -> Page:
     page = Page(folder.name, facts, [*notes])
     if summary.get("stopped"):
         page.notes.append(ended_early(summary, planned))
+    if "best" in summary:
+        page.facts.append(
+            f"best agents: those of iteration {summary['best']['iterations']}, in best/"
+        )
     flags = Counter((row["agent"], flag) for row in rows for flag in row.get("flags", []))
     for (agent, flag), count in flags.items():
         page.notes.append(f"{agent}: flag {flag} in {counted(count, 'iteration')}")

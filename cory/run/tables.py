@@ -82,8 +82,14 @@ def summary_table(agents: Summary, roles: Summary) -> str:
     lines = ["", f"{'':{name_width}}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
     for name, metrics in rows.items():
         for metric, values in metrics.items():
-            numbers = "".join(f"{values[key]:9.3f}" for key in ("start", "end", "change"))
+            # Rounded before they are written, as -0.0001 is -0.000 otherwise.
+            numbers = "".join(
+                f"{round(values[key], 3) + 0.0:9.3f}" for key in ("start", "end", "change")
+            )
             lines.append(f"{name:{name_width}}{metric:18}{numbers}")
+    lines.append(
+        f"Means over the first and the last {WINDOW} iterations, or half of a shorter run."
+    )
     return "\n".join(lines)
 
 
@@ -108,9 +114,14 @@ def sample_table(
         lines += [f"{name}: {one_line(str(value))}" for name, value in sample["columns"].items()]
         for label, answer in answers.items():
             lines.append(
-                f"  {label:{width}} {answer['task_reward']:+7.2f}  {one_line(answer['completion'])}"
+                f"  {label:{width}} {_reward(answer):+7.2f}  {one_line(answer['completion'])}"
             )
     return "\n".join(lines)
+
+
+def _reward(answer: Sample) -> float:
+    """The task reward, with the chain's team reward where there is one, as in the lines of progress."""
+    return answer["task_reward"] + answer.get("team_reward", 0.0)
 
 
 def _chain_answers(

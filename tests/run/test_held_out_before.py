@@ -70,8 +70,8 @@ def test_it_stands_in_the_first_iterations_lines(evaluating, capsys):
 
     printed = [line for line in capsys.readouterr().out.splitlines() if "iteration " in line]
     after = sum(record["eval_task_reward"] for record in records[2:4]) / 2
-    assert f"| held out {sum(untrained) / 2:+.2f} |" in printed[0]
-    assert f"| held out {after:+.2f} |" in printed[1]
+    assert f"| held out after 0: {sum(untrained) / 2:+.2f} |" in printed[0]
+    assert f"| held out after 2: {after:+.2f} |" in printed[1]
 
 
 def test_the_team_reward_is_measured_too(evaluating):

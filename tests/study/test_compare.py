@@ -22,12 +22,12 @@ def test_groups_final_values_and_differences(tmp_path):
     study = compared(tmp_path)
     assert study.baseline == "alone" and study.eta == pytest.approx(0.3)
     alone, pair = ends(study)
-    assert (alone["group"], alone["n"], alone["difference"]) == ("alone", "3", "")
+    assert (alone["group"], alone["n"], alone["difference, combined reward"]) == ("alone", "3", "")
     assert alone["task reward"] == "0.75 ± 0.25"  # 0.1 * t(0.975, 2) / sqrt(3)
     assert alone["combined reward"] == "0.45 ± 0.25"
     assert pair["KL"] == "3.00 ± 2.48"
     # 0.5 more reward, and 0.3 times 1, 2 and 3 more KL
-    assert pair["difference"] == "-0.10 (-0.85 to +0.65)"
+    assert pair["difference, combined reward"] == "-0.10 (-0.85 to +0.65)"
     by_agent = {row["agent"]: row["task reward"] for row in ends_by_agent(study)}
     assert by_agent["alone"] == by_agent["pair agent_1"] == "0.75 ± 0.25"
     assert by_agent["pair agent_2"] == "1.75 ± 0.25"
@@ -108,7 +108,7 @@ def test_held_out_methods_are_compared_at_equal_calls():
     ("seeds", "word"), [(4, "no verdict from fewer than 5 seeds"), (5, "higher")]
 )
 def test_the_page_says_in_words_what_a_difference_means(seeds, word):
-    """Held out at equal calls: two, or one where a group has no chain; else at the end of training."""
+    """Held out in two calls and in one, without chains in one; else at the end of training."""
     study = make_study(
         dict.fromkeys(["PPO", "CORY", "alone"], lambda *_: (1.0, 1.0, 1.0)), seeds=seeds
     )
@@ -123,8 +123,9 @@ def test_the_page_says_in_words_what_a_difference_means(seeds, word):
             ("CORY", seed, "agent_2 after agent_1", 2, 3.0 + seed, 0.0, 0.0),
             ("alone", seed, "agent_1", 1, 2.0, 0.0, 0.0),
         ]
-    pair, alone = verdicts(held(study, rows))
-    assert "held out, two calls: +" in pair and pair.endswith(f"{seeds} seeds: {word}.")
+    two, one, alone = verdicts(held(study, rows))
+    assert "held out, two calls: +" in two and two.endswith(f"{seeds} seeds: {word}.")
+    assert "held out, one call: -1.00" in one
     assert "held out, one call: +1.00" in alone and alone.endswith(f"{word}.")
 
 
