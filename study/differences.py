@@ -11,19 +11,23 @@ from study.frame import Study
 from study.held_out import held_out_by_seed
 from study.intervals import difference, direction, holm, over_seeds
 
-HELD_OUT = "held out: "  # before the name of a metric of the evaluation, in one call
+HELD_OUT = "held out: "  # before the name of a metric of the evaluation
 
 
-def differences(study: Study, metrics: Sequence[str]) -> Rows:
+def differences(
+    study: Study, metrics: Sequence[str], groups: Sequence[str] = (), calls: int = 1
+) -> Rows:
     """By metric and group: both means, and the group minus the baseline; all that stand here are corrected for.
 
     Args:
-        metrics: of the end of training, or with `held out: ` before it of the evaluation, in one call.
+        metrics: of the end of training, or with `held out: ` before it of the evaluation.
+        groups: default: all.
+        calls: of the evaluation.
     """
     compared = []
     for metric in metrics:
-        by_seed = _by_seed(study, metric)
-        for name in study.groups:
+        by_seed = _by_seed(study, metric, calls)
+        for name in groups or study.groups:
             base = study.base_of(name)
             if base is not None and base != name:
                 ours, theirs = by_seed[name].dropna(), by_seed[base].dropna()
@@ -45,10 +49,10 @@ def differences(study: Study, metrics: Sequence[str]) -> Rows:
     ]
 
 
-def _by_seed(study: Study, metric: str) -> pd.DataFrame:
+def _by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
     """A column per group, a row per seed."""
     if metric.startswith(HELD_OUT):
-        return held_out_by_seed(study, metric.removeprefix(HELD_OUT), calls=1)
+        return held_out_by_seed(study, metric.removeprefix(HELD_OUT), calls)
     return study.by_seed(metric)
 
 

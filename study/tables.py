@@ -126,9 +126,11 @@ def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
     return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
-def differences_table(study: Study, metrics: str) -> Rows:
-    """Groups against the baseline: metrics of the end of training, and those named `held out: METRIC`."""
-    return differences(study, _listed(metrics, ","))
+def differences_table(study: Study, metrics: str, groups: str = "", calls: str = "1") -> Rows:
+    """Groups against the baseline: metrics of the end of training, and those named `held out: METRIC`, in so many
+    `calls`.
+    """
+    return differences(study, _listed(metrics, ","), _listed(groups, "|"), int(calls))
 
 
 KINDS: dict[str, Callable[..., Rows]] = {
@@ -198,8 +200,11 @@ def _awaits_rows(source: str) -> bool:
     """Whether a folder under results/ has no rows, and its name begins with that of an experiment."""
     if (ROOT / "results" / source / "runs.csv").exists():
         return False
-    experiments = (ROOT / "configs/experiments").glob("*.yaml")
-    return any(source.startswith(file.stem) for file in experiments)
+    experiments = [file.stem for file in (ROOT / "configs/experiments").glob("*.yaml")]
+    of_examples = [
+        f"{file.parent.name}_{file.stem}" for file in (ROOT / "examples").glob("*/*.yaml")
+    ]
+    return source.startswith((*experiments, *of_examples))
 
 
 def _check_names(study: Study, options: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ those of an unreliable pair. A note holds some of the facts, in any order and no
 An answer often follows the note, and is a guess otherwise.
 """
 
+import itertools
 import json
 import random
 import sys
@@ -61,7 +62,7 @@ QUESTIONS = {
     "pets": "Which pets are allowed?",
 }
 IN_A_NOTE = {"street": "{street}", "rooms": "{rooms} rooms", "rent": "{rent}", "pets": "{pets}"}
-ROWS = {"train": 2000, "test": 200}
+ROWS = {"train": 2000, "test": 200, "fresh": 1000}
 LEAD = 8  # words of a listing that take as many tokens of SmolLM2, 12 on average, as a short note
 
 # The toy's unreliable pair.
@@ -101,9 +102,9 @@ def flats(rng: random.Random) -> list[dict[str, str]]:
 
 
 def flats_of(split: str) -> list[dict[str, str]]:
-    """The flats of a split. No flat is in both."""
-    made = flats(random.Random(0))
-    return made[: ROWS["train"]] if split == "train" else made[ROWS["train"] :]
+    """The flats of a split. No flat is in two."""
+    made = iter(flats(random.Random(0)))
+    return {name: list(itertools.islice(made, size)) for name, size in ROWS.items()}[split]
 
 
 def row(flat: dict[str, str], asked: str) -> dict[str, str]:
@@ -149,13 +150,9 @@ def text(rng: random.Random, templates: dict[str, str]) -> str:
 
 
 def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
-    """Fills `folder` with train.jsonl, test.jsonl, questions.jsonl and model/."""
+    """Fills `folder` with train.jsonl, test.jsonl, fresh.jsonl, questions.jsonl and model/."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, made in (
-        ("train", rows("train")),
-        ("test", rows("test")),
-        ("questions", questions()),
-    ):
+    for name, made in [*((split, rows(split)) for split in ROWS), ("questions", questions())]:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     roles = yaml.safe_load((FOLDER / "toy.yaml").read_text())["roles"]
     templates = {role["name"]: role["prompt"] for role in roles}

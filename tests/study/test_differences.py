@@ -26,9 +26,11 @@ def study():
             # The share differs by noise alone, in either direction.
             difference = noise[seed] if group == "DAPO" else 0.0
             final.append({**of_run, "agent": "agent_1", "frac_reward_zero_std": share + difference})
-            held_out.append(
-                {**of_run, "answers": "agent_1", "calls": 1, "task_reward": reward + difference}
-            )
+            for calls, answers in ((1, "agent_1"), (2, "agent_2 after agent_1")):
+                of_calls = {"answers": answers, "calls": calls}
+                held_out.append(
+                    {**of_run, **of_calls, "task_reward": calls * (reward + difference)}
+                )
     return Fixed(*map(pd.DataFrame, (runs, [], final, held_out)))
 
 
@@ -39,3 +41,8 @@ def test_each_metric_has_its_difference_and_what_holds(study):
     # 2.776 * 0.0158 / sqrt(5) = 0.0196
     assert first["difference"] == "+0.200 (+0.180 to +0.220) higher ✓"
     assert second["difference"] == "+0.000 (-0.020 to +0.020) undecided"
+
+
+def test_some_groups_in_two_calls(study):
+    (row,) = differences(study, ["held out: task_reward"], ["DAPO"], calls=2)
+    assert row["difference"] == "+0.400 (+0.361 to +0.439) higher ✓"
