@@ -67,6 +67,7 @@ clean:                        ## forgets the virtual environments, not the runs
 
 # torch by itself first: it is found where a local or platform wheel is preferred, and the rest then keeps it.
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): PyTorch is a download of gigabytes on Linux."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet -c constraints.txt torch
 	$(RUN) -m pip install --quiet -c constraints.txt -e .

@@ -48,7 +48,8 @@ def load_dataset(
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         if not isinstance(error, UserError):
             reason = f"{type(error).__name__}: {reason}"
-        raise UserError(f"{key}: cannot read {name!r}, split {split!r} ({reason})") from None
+        where = "" if path.exists() else f"; {str(Path.cwd())!r} has no such file or folder"
+        raise UserError(f"{key}: cannot read {name!r}, split {split!r} ({reason}{where})") from None
     if len(rows) == 0:
         raise UserError(f"{key}: expected rows, got none in {name!r}, split {split!r}")
     for column in columns:

@@ -21,8 +21,8 @@ from cory.run.folder import write_text
 from cory.run.settings import FREE, differences, read_settings
 from study import comparison, held_out, plots
 from study.cells import Rows, column_title, difference_cell, markdown_table
-from study.equal_reward import running_means
 from study.frame import (
+    LAST,
     Study,
     described,
     join,
@@ -45,9 +45,10 @@ INTERVALS = (
     "figures are. Differences are to {}, seed by seed. Combined reward: task reward - {} * KL."
 )
 TRAINING = (
-    "Means over the last 10 iterations and over a run's agents, in whatever role they were. A pair's observers have "
-    "read a first answer there and a single agent has not, so training is not a comparison at equal calls. Collapsed: "
-    "distinct-2 below half of the first iteration's, or KL above guards.kl_bound, over ten iterations."
+    "Means over the last 10 iterations, or all of a shorter run, and over a run's agents, in whatever role they were. "
+    "A pair's observers have read a first answer there and a single agent has not, so it is no comparison at "
+    "equal calls. Collapsed: distinct-2 below half of the first iteration's, or KL above guards.kl_bound, over ten "
+    "iterations."
 )
 CURVES = "Running means over up to 10 iterations, {}. A single run has no band, nor have two."
 PATHS = (
@@ -147,7 +148,7 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
         parts.append(_figure(out, "curves", plots.plot_curves, shown))
         parts.append(CURVES.format(f"of the {role}" if role else "by agent") + "\n")
         whose = role or study.first_role
-        if len(running_means(study, whose)):  # a run has ten iterations
+        if study.metrics["iteration"].max() >= 2 * LAST:  # else there is hardly a way to show
             parts.append(_figure(out, "paths", plots.plot_paths, study, whose))
             parts.append(PATHS.format(f"the {whose}") + "\n")
     by_agent = comparison.ends_by_agent(study)

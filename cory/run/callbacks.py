@@ -416,6 +416,7 @@ class Progress(Callback):
 
         done, total = iteration.index + 1, trainer.config.iterations
         is_due = done in (1, total) or done % max(1, total // LINES) == 0
+        is_due = is_due or "eval_task_reward" in iteration.records[0]
         if self.bar.disable and is_due:
             print(
                 f"iteration {done}/{total} | {text} | {iteration.timings['seconds_total']:.2f} s/it",

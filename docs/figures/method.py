@@ -53,7 +53,9 @@ def draw(path: Path) -> None:
     box(axis, 2.3, 0.7, 2.0, 0.8, "observer\n(LLM 2)", OBSERVER)
     box(axis, 5.4, 2.8, 1.5, 0.6, "response $a_1$", PIONEER, PAPER)
     box(axis, 5.4, 0.8, 1.5, 0.6, "response $a_2$", OBSERVER, PAPER)
-    box(axis, 8.1, 1.7, 2.2, 0.9, "$r(s_0, a_1) + r(s_0, a_2)$\nminus its own KL", INK)
+    box(
+        axis, 8.1, 1.6, 2.2, 1.1, "for each LLM\n$r(s_0, a_1) + r(s_0, a_2)$\nminus its own KL", INK
+    )
     arrow(axis, (1.3, 2.35), (2.2, 3.0))
     arrow(axis, (1.3, 2.05), (2.2, 1.2))
     arrow(axis, (4.4, 3.1), (5.3, 3.1), PIONEER)

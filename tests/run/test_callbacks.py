@@ -22,7 +22,7 @@ def test_the_python_of_the_page_about_own_tasks_runs(policy_folder, tmp_path, mo
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     code = "\n".join(blocks)
     for there, here in (
-        ("openai-community/gpt2", str(policy_folder)),
+        ("imdb_train/weights/policy", str(policy_folder)),
         ("iterations=20", "iterations=3"),
         ("bound=0.5", "bound=-1.0"),
     ):
