@@ -49,7 +49,7 @@ from study.intervals import FEWEST, Interval, difference, ratio
 from study.plan import checkout_file, plan
 
 WITHDRAWN = (
-    "Run with earlier code and withdrawn (commits 68f79c6 and e62beb0, GSM8K's c0f7e9e; of 70 judgements then 27 "
+    "Run with earlier code and withdrawn (commits 68f79c6 and e62beb0; of 70 judgements then 27 "
     "contradicted the paper and 17 reproduced it)"
 )
 SIMILAR = 0.2  # of the gain in task reward: values this far apart count as similar or close
