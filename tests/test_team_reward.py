@@ -12,9 +12,10 @@ from test_credit import spy
 from test_trainer import PROMPTS, count_good
 
 from cory.agent import make_agents
-from cory.config import CoryConfig
+from cory.config import CoryConfig, EvaluationConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
+from cory.evaluation.table import titles
 from cory.rewards import Reward
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -80,6 +81,9 @@ def test_it_may_take_the_place_of_rewards_of_responses(config):
     records = run_iteration(make_trainer(config, reward=[]), 0)
     assert all(record["task_reward"] == 0 and record["team_reward"] > 100 for record in records)
     assert all("equal_rewards" not in record["flags"] for record in records)
+    for reward, shown in (([], False), (count_good, True)):
+        task = make_trainer(config, reward=reward).task
+        assert ("task_reward" in titles(task, EvaluationConfig(samples=2))) == shown
     with pytest.raises(UserError, match=r"^task\.reward: "):
         make_trainer(config, None, reward=[])
 

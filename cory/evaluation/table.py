@@ -37,7 +37,9 @@ def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
         if settings.greedy:
             passes["greedy"] = "greedy"
         return passes | _titled(SHOWN_WITH_PASSES) | of_task
-    shown = [*SHOWN, "best_of_2"] if settings.samples > 1 else SHOWN
+    shown = [*SHOWN, "best_of_2"] if settings.samples > 1 else [*SHOWN]
+    if not task.rewards:  # the team's is the only one
+        shown = [metric for metric in shown if metric not in ("task_reward", "best_of_2")]
     return _titled(shown) | of_task
 
 

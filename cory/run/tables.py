@@ -56,10 +56,22 @@ def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str
 
 
 def labelled(agents: Summary, roles: Summary) -> Summary:
-    """What the tables of a run show: the roles of the chain, then its agents, each over all roles that it held."""
+    """What the tables of a run show: the roles of the chain, then its agents, each over all roles that it held.
+
+    Without task rewards, where the team's is the only reward.
+    """
     rows = {f"as {role}": metrics for role, metrics in roles.items()}
     for agent, metrics in agents.items():
         rows[f"{agent}, all roles" if roles else agent] = metrics
+    of_team = any("team_reward" in metrics for metrics in rows.values())
+    earned = [
+        value for metrics in rows.values() for value in metrics.get("task_reward", {}).values()
+    ]
+    if of_team and not any(earned):
+        rows = {
+            name: {metric: values for metric, values in metrics.items() if metric != "task_reward"}
+            for name, metrics in rows.items()
+        }
     return rows
 
 

@@ -47,6 +47,14 @@ def test_one_role_is_summarised_by_agent_alone():
     assert "all roles" not in summary_table(summarise(history, ["agent_1"]), {})
 
 
+def test_a_task_reward_that_there_is_not_is_not_shown():
+    """Where the team's is the only reward; beside task rewards both stand."""
+    for earned, shown in ((0.0, False), (1.0, True)):
+        history = [record(k, "agent_1", "pioneer", earned) | {"team_reward": 0.5} for k in range(4)]
+        table = summary_table(summarise(history, ["agent_1"]), {})
+        assert ("task_reward" in table) == shown and "team_reward" in table
+
+
 def test_a_table_of_an_evaluation_fits_the_terminal():
     titles = {name: f"metric {name}" for name in "abcde"}
     numbers = dict.fromkeys(titles, 1.0) | dict.fromkeys([f"{m}_ci" for m in titles], 0.5)
