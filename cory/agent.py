@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config, ModelConfig, SamplingConfig
-from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.optimizer import check_optimizer
@@ -195,13 +194,10 @@ class Agent:
         text_ids = [
             torch.tensor(ids, dtype=torch.long) for ids in self.encode_responses(prompts, texts)
         ]
-        for row, (prompt, text) in enumerate(zip(prompt_ids, text_ids, strict=True)):
-            tokens = len(prompt) + len(text)
-            if self.context_length is not None and tokens > self.context_length:
-                raise UserError(
-                    f"prompt in row {row + 1}: expected at most {self.context_length} tokens, the model's context, got "
-                    f"{len(prompt)} of the prompt + {len(text)} of {texts[row]!r} = {tokens}"
-                )
+        lengths = [
+            len(prompt) + len(text) for prompt, text in zip(prompt_ids, text_ids, strict=True)
+        ]
+        check_lengths(lengths, 0, self.context_length, prompts)
 
         pad_id = pad_token(self.tokenizer)
         likelihoods = []

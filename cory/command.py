@@ -260,7 +260,7 @@ def _read_line(
         if run is None:
             raise
         raise UserError(
-            f"resume: expected a run of this script's task, got {run}: {error}"
+            f"resume: cannot read the settings of {run}, which the script that made it continues: {error}"
         ) from None
     values = _flat(kind, asdict(kind())) | of_file
     if parsed.help:

@@ -14,20 +14,17 @@ from study.intervals import difference, direction, holm, over_seeds
 HELD_OUT = "held out: "  # before the name of a metric of the evaluation
 
 
-def differences(
-    study: Study, metrics: Sequence[str], groups: Sequence[str] = (), calls: int = 1
-) -> Rows:
+def differences(study: Study, metrics: Sequence[str], calls: int = 1) -> Rows:
     """By metric and group: both means, and the group minus the baseline; all that stand here are corrected for.
 
     Args:
         metrics: of the end of training, or with `held out: ` before it of the evaluation.
-        groups: default: all.
         calls: of the evaluation.
     """
     compared = []
     for metric in metrics:
         by_seed = _by_seed(study, metric, calls)
-        for name in groups or study.groups:
+        for name in study.groups:
             base = study.base_of(name)
             if base is not None and base != name:
                 ours, theirs = by_seed[name].dropna(), by_seed[base].dropna()

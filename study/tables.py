@@ -126,11 +126,11 @@ def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
     return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
-def differences_table(study: Study, metrics: str, groups: str = "", calls: str = "1") -> Rows:
+def differences_table(study: Study, metrics: str, calls: str = "1") -> Rows:
     """Groups against the baseline: metrics of the end of training, and those named `held out: METRIC`, in so many
     `calls`.
     """
-    return differences(study, _listed(metrics, ","), _listed(groups, "|"), int(calls))
+    return differences(study, _listed(metrics, ","), int(calls))
 
 
 KINDS: dict[str, Callable[..., Rows]] = {
