@@ -288,7 +288,7 @@ def page(judgements: Sequence[Judgement]) -> str:
     parts = [HEAD, f"## Tested\n\n{tally or 'None'}.\n"]
     if rows:
         parts.append(markdown_table(rows))
-    parts.append("## Not tested\n")
+    parts.append("## Without a verdict\n")
     for reason, statements in _untested(judgements).items():
         parts.append(f"{reason}:\n")
         parts += [f"* {statement}" for statement in statements] + [""]

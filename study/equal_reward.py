@@ -207,13 +207,6 @@ def fitted_kl(rows: pd.DataFrame, level: float, length: float, rise: bool = Fals
     return float(np.exp(log_kl[reached.argmax()]))
 
 
-def first_passage_kl(rows: pd.DataFrame, level: float) -> float:
-    """The mean KL of the first 10 iterations in a row whose mean task reward reaches a level; NaN if none do."""
-    means = rows.sort_values("iteration")[["task_reward", "kl"]].rolling(LAST).mean()
-    reached = means.loc[means["task_reward"] >= level, "kl"]
-    return float(reached.iloc[0]) if len(reached) else math.nan
-
-
 def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame:
     """The rows of two groups and of the seeds that both have, or of all seeds if they have none in common."""
     of_pair = means[means["group"].isin(names)]
@@ -246,9 +239,7 @@ def _values_by_run(
     agents = list(metrics.groupby([*RUN, "agent"]))
     for level in levels:
         fitted = {agent: fitted_kl(rows, level, length, rise) for agent, rows in agents}
-        passed = {agent: first_passage_kl(rows, level) for agent, rows in agents}
         by_run[f"KL at {level:g}"] = _over_agents(fitted, ends.index)
-        by_run[f"KL, first passage of {level:g}"] = _over_agents(passed, ends.index)
     return by_run
 
 

@@ -188,7 +188,7 @@ def test_the_page_has_each_claim_once_or_with_its_verdict(results, tmp_path):
     def page(folder):
         out = tmp_path / "new/claims.md"
         claims.command_line(["--results", str(folder), "--out", str(out)])
-        return out.read_text().split("\n## Not tested\n")
+        return out.read_text().split("\n## Without a verdict\n")
 
     tested, untested = page(tmp_path / "none")
     assert "| the paper says |" not in tested and untested.count("\n* ") == len(claims.CLAIMS)
