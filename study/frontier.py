@@ -19,7 +19,7 @@ from study.intervals import Interval, holm, hypervolume, nondominated, over_seed
 
 def apart(study: Study, ours: str, rival: str) -> Interval:
     """A family's hypervolume minus a rival's, over that of all points, of each seed's runs."""
-    ends = points(study)
+    ends = _of_whole_seeds(points(study))
     ends["minus_kl"] = -ends["kl"]
     worst = (ends["task_reward"].min(), ends["minus_kl"].min())
 
@@ -67,7 +67,7 @@ def beaten(study: Study, calls: int = 0) -> Rows:
         calls: 0: at the end of training, by an LLM's own KL in whatever role. 1 or 2: held out, in so many calls, by
             the KL of all of them.
     """
-    ends = _held_out_points(study, calls) if calls else points(study)
+    ends = _of_whole_seeds(_held_out_points(study, calls) if calls else points(study))
     families = list(ends["family"].unique())
     rows = []
     for (family, value), of_group in ends.groupby(["family", "value"], sort=False):
@@ -89,6 +89,13 @@ def beaten(study: Study, calls: int = 0) -> Rows:
             )
         rows.append(row)
     return rows
+
+
+def _of_whole_seeds(ends: pd.DataFrame) -> pd.DataFrame:
+    """The points of seeds that have all groups; a family that lacks some would have a smaller frontier there."""
+    groups = ends.groupby("seed")["group"].nunique()
+    whole = groups.index[groups == ends["group"].nunique()]
+    return ends[ends["seed"].isin(whole)].copy()
 
 
 def _is_beaten(run: dict, rivals: pd.DataFrame) -> bool:

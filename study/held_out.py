@@ -10,13 +10,13 @@ from typing import NamedTuple
 import pandas as pd
 
 from study.cells import OWN_KL_REWARD, Rows, column_title, difference_cell, is_share, mean_cell
-from study.frame import BASE, TEAM, Study, natural
+from study.frame import BASE, RUN, TEAM, Study, natural
 from study.intervals import difference
 
 CALLS = {1: "one call", 2: "two calls"}
 NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
-    "run's agents). *Two calls*: an agent answers after it has read a first answer, of the other agent (mean over "
+    "run's agents, without frozen ones). *Two calls*: an agent answers after it has read a first answer, of the other agent (mean over "
     "both orders; with fixed roles, that of training) or, where there is one agent, its own. Compare methods at "
     "equal calls."
 )
@@ -70,10 +70,13 @@ def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str
 def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
     """A metric on held-out queries, mean over a run's agents or orders: a column per group, a row per seed.
 
-    Of a pair with fixed roles only the order in which it was trained counts.
+    Of a pair with fixed roles only the order in which it was trained counts; in one call no agent that is frozen
+    beside another.
     """
     rows = study.held_out
     rows = rows[rows["calls"] == calls]
+    if calls == 1:
+        rows = rows[~pd.MultiIndex.from_frame(rows[[*RUN, "agent"]]).isin(study.frozen)]
     fixed = study.runs.loc[study.runs["fixed_roles"], "group"].unique()
     swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training).astype(
         bool

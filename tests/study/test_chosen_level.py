@@ -157,6 +157,16 @@ def test_hypervolumes_are_apart_seed_by_seed():
         frontiers_apart(study, [("GRPO", "PPO")])
 
 
+def test_a_seed_that_lacks_a_group_is_left_out():
+    """As while an experiment is under way: PPO has five seeds, the others four."""
+    study = frontier_study()
+    half_made = (study.final["seed"] == 4) & ~study.final["group"].str.startswith("PPO")
+    study.final = study.final[~half_made]
+    whole = apart(study, "CORY", "PPO")
+    assert (whole.n, whole.value) == (4, pytest.approx(0.5))
+    assert beaten(study)[0]["beaten by CORY"] == "4 of 4"
+
+
 def test_a_table_without_rows_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     (tmp_path / "configs/experiments").mkdir(parents=True)

@@ -104,6 +104,23 @@ def test_held_out_methods_are_compared_at_equal_calls():
     assert held_out(study)[1]["two calls"] == "3.80 ± 0.00"
 
 
+def test_an_agent_that_is_frozen_beside_another_is_no_part_of_a_mean():
+    """The frozen pioneer has a reward of 0 and a KL of 0, the observer 2 and 1."""
+    rewards = {"pioneer": (0.0, 0.0, 1.0), "observer": (2.0, 1.0, 1.0)}
+    study = make_study(
+        {"PPO": lambda *_: (1.0, 1.0, 1.0), "reader": lambda seed, k, role: rewards[role]},
+        roles=("pioneer", "observer"),
+    )
+    assert study.by_seed("task_reward")["reader"].tolist() == [2.0] * 5
+    rows = [
+        ("reader", seed, agent, 1, reward, 0.0, 0.0)
+        for seed in range(5)
+        for agent, reward in (("agent_1", 0.0), ("agent_2", 4.0))
+    ]
+    study = held(study, [("PPO", seed, "agent_1", 1, 1.0, 0.0, 0.0) for seed in range(5)] + rows)
+    assert held_out(study)[1]["one call"].startswith("4.00")
+
+
 @pytest.mark.parametrize(
     ("seeds", "word"), [(4, "no verdict from fewer than 5 seeds"), (5, "higher")]
 )
