@@ -259,9 +259,8 @@ class CoryConfig(Settings):
             observer.
         chain_length: Number of roles in the chain; null: as many as agents. Fewer: a population, from which members are
             drawn for each period. More: agents hold several roles, so that one LLM can be both pioneer and observer.
-        exchange: What happens at a role exchange. `rotate`: the chain rotates by one position (Eq. 5, for any number
-            of agents); `none`: nothing.
-        exchange_period: Iterations between role exchanges, T_REx in Eq. 5. 0: never.
+        exchange_period: Iterations between role exchanges, T_REx in Eq. 5, at each of which the chain turns by one
+            place. 0: never.
         credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own`, `counterfactual`, or
             `information`, for which the data has a column `answer`: docs/learners.md.
         weight: Weight of the other roles' task rewards, or of the information, in a role's training reward: 1
@@ -275,7 +274,6 @@ class CoryConfig(Settings):
     block: ClassVar[str] = "cory"
     num_agents: PositiveInt = 2
     chain_length: Annotated[int | None, Field(ge=1)] = None
-    exchange: Literal["rotate", "none"] = "rotate"
     exchange_period: NonNegativeInt = 5
     credit: CreditMode = "collective"
     weight: float = 1.0
@@ -285,9 +283,8 @@ class CoryConfig(Settings):
     def check(self) -> None:
         if self.num_roles < self.num_agents and not self.exchanges_roles:
             raise UserError(
-                f"cory.exchange: expected rotate, and an exchange_period above 0, to train "
-                f"{self.num_agents} agents in a chain of {self.num_roles}, "
-                f"got {self.exchange} and {self.exchange_period}"
+                f"cory.exchange_period: expected above 0 to train {self.num_agents} agents in a chain of "
+                f"{self.num_roles}, got 0"
             )
         if self.credit in ("counterfactual", "information") and not self.knowledge_transfer:
             raise UserError(
@@ -306,7 +303,7 @@ class CoryConfig(Settings):
     @property
     def exchanges_roles(self) -> bool:
         """Whether agents change roles at all during training."""
-        return self.exchange != "none" and self.exchange_period > 0
+        return self.exchange_period > 0
 
 
 @dataclass

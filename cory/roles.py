@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cory.config import RoleConfig, role_name
-from cory.errors import UserError, one_of
+from cory.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # text, or chat messages
 # What an observer reads where a task says nothing else: of a text that models continue, and of a chat.
@@ -247,16 +247,11 @@ class RoleSchedule:
         num_agents: number of agents. period: iterations between exchanges (T_REx); 0 for never.
         length: roles in the chain; 0 for as many as agents. With fewer, the others wait; with more, an agent holds
             several roles.
-        exchange: `rotate` or `none`: see `CoryConfig`.
     """
 
     num_agents: int
     period: int
     length: int = 0
-    exchange: str = "rotate"
-
-    def __post_init__(self) -> None:
-        one_of("cory.exchange", ("rotate", "none"), self.exchange)
 
     def order(self, k: int) -> tuple[int, ...]:
         """The agents by role at iteration `k` (from 0): `order(k)[0]` is the index of the pioneer.
@@ -264,5 +259,5 @@ class RoleSchedule:
         Every `period` iterations the chain turns by one place: with two agents the roles are swapped.
         """
         n, length = self.num_agents, self.length or self.num_agents
-        turn = k // self.period if self.period and self.exchange != "none" else 0
+        turn = k // self.period if self.period else 0
         return tuple((role + turn) % n for role in range(length))  # Eq. 5

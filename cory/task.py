@@ -202,10 +202,16 @@ class Task:
         """The task with the names and prompts that a run's settings give its roles
         (`Config.roles`).
 
-        Raises a UserError if one of the prompts names what there is not.
+        Raises a UserError if one of the prompts names what there is not, or if the task has other roles already.
         """
         if tuple(roles) == self.prompts.roles:
             return self
+        if self.prompts.roles:
+            own = [self.prompts.name(role) for role in range(len(self.prompts.roles))]
+            raise UserError(
+                f"roles: expected in the settings those of the task's prompts, {own}, got "
+                f"{[role.name for role in roles]}"
+            )
         return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
 
     def fingerprint(self) -> dict[str, Any]:

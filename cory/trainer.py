@@ -92,7 +92,6 @@ class CoryTrainer:
             num_agents=len(agents),
             period=config.cory.exchange_period,
             length=config.cory.num_roles,
-            exchange=config.cory.exchange,
         )
         held_out = HeldOut()
         self.callbacks = [

@@ -243,7 +243,7 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "seed": settings["seed"],
         "first_role": roles[0].get("name") or role_name(0),  # answers the query alone
-        "fixed_roles": values["cory.exchange"] == "none" or values["cory.exchange_period"] == 0,
+        "fixed_roles": values["cory.exchange_period"] == 0,
         "eta": values["ppo.init_kl_coef"],
         "kl_bound": values["guards.kl_bound"],
         LIMIT: str(values[LIMIT]),

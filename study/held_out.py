@@ -16,9 +16,9 @@ from study.intervals import difference
 CALLS = {1: "one call", 2: "two calls"}
 NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
-    "run's agents, without frozen ones). *Two calls*: an agent answers after it has read a first answer, of the other agent (mean over "
-    "both orders; with fixed roles, that of training) or, where there is one agent, its own. Compare methods at "
-    "equal calls."
+    "run's agents, without frozen ones). *Two calls*: an agent answers after it has read a first answer, of the other "
+    "agent (mean over both orders; with fixed roles, that of training) or, where there is one agent, its own. Compare "
+    "methods at equal calls."
 )
 
 

@@ -22,7 +22,7 @@ from cory.errors import UserError
 from cory.models.load import load_policy
 from cory.parallel.devices import choose_device
 from cory.rewards import load_classifier
-from cory.roles import RolePrompts, RoleSchedule
+from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig
@@ -347,7 +347,6 @@ def test_runs_without_an_output_get_folders_of_their_own(config, tmp_path, monke
         ("cory.num_agents", lambda config: CoryTrainer(config, make_agents(config)[:1], task(8))),
         ("dataset", lambda config: CoryTrainer(config, make_agents(config), task(7))),
         ("cory.credit", lambda _: assign_credit([torch.ones(4)] * 2, "polynomial")),
-        ("cory.exchange", lambda _: RoleSchedule(2, 5, exchange="polynomial")),
     ],
 )
 def test_mistakes_in_python_are_refused_by_their_key(config, key, use):

@@ -223,7 +223,7 @@ iterations: 2
 branches: 3
 sample_every: 0
 eval_every: 2
-cory: {credit: causal, exchange: none}
+cory: {credit: causal, exchange_period: 0}
 ppo: {batch_size: 12, mini_batch_size: 6, ppo_epochs: 1}
 sampling: {min_new_tokens: 3, max_new_tokens: 4}
 roles:

@@ -63,18 +63,18 @@ def test_each_role_reads_writes_and_is_called_what_its_settings_say(three):
     assert any("a" in text for text in [*writer.completions, *last.completions])
 
 
-@pytest.mark.parametrize("exchange", ["rotate", "none"])
-def test_metrics_and_samples_have_names_and_columns_of_roles(three, exchange):
+@pytest.mark.parametrize("period", [5, 0])
+def test_metrics_and_samples_have_names_and_columns_of_roles(three, period):
     """Later roles answer no query solo where roles are fixed."""
     trainer, _ = three
-    cory = replace(THREE, exchange=exchange)
+    cory = replace(THREE, exchange_period=period)
     trainer.config = replace(trainer.config, iterations=1, cory=cory)
     folder = trainer.train().folder
     for name in ("metrics", "samples"):
         rows = [json.loads(line) for line in (folder / f"{name}.jsonl").open()]
         assert {row["role"] for row in rows} == {"writer", "critic", "observer_2"}
     before = json.loads((folder / "summary.json").read_text())["samples"]["before"]
-    solo = ["agent_1"] if exchange == "none" else ["agent_1", "agent_2", "agent_3"]
+    solo = ["agent_1"] if period == 0 else ["agent_1", "agent_2", "agent_3"]
     assert set(before) == {*solo, "chain"}
     columns = [{"label": label} for label in trainer.task.dataset["label"][:4]]
     assert [sample["columns"] for sample in before["chain"]] == 3 * columns
@@ -126,6 +126,15 @@ def test_all_earlier_responses_are_shortened():
     assert fitted == ["a" * 20 + " " + "b" * 10, "a b"]
     with_template = functools.partial(encode, template=10)
     assert fit_responses(render, [["a" * 30]], with_template, 40, 5) == ["a" * 15]
+
+
+def test_roles_of_a_task_that_the_settings_do_not_have_are_refused(config):
+    """Without them the observer would read the default prompt."""
+    prompts = RolePrompts(roles=(RoleConfig(name="writer"), RoleConfig(prompt="Edit {writer}")))
+    rows = datasets.Dataset.from_dict({"prompt": ["a"] * 8})
+    task = Task(rows, count_good, prompts)
+    with pytest.raises(UserError, match=r"^roles: .*writer"):
+        CoryTrainer(config, make_agents(config), task)
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     """Its rivals answer as often; a frozen agent's part of the KL is 0; a single agent reads the chain's prompts."""
     teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
     frozen = [{}, {"model": {"name": str(policy_folder)}, "trained": False}, {}]
-    config = replace(config, iterations=2, cory=CoryConfig(num_agents=3, exchange="none"))
+    config = replace(config, iterations=2, cory=CoryConfig(num_agents=3, exchange_period=0))
     three = trained(config, teamwork, "three", tmp_path, roles=ROLES, agents=frozen)
     alone = CoryConfig(num_agents=1)
     one = trained(config, teamwork, "one", tmp_path, cory=alone, roles=ROLES[:1])
