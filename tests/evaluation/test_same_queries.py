@@ -36,7 +36,7 @@ def evaluated(models, task, folder):
 def test_rows_with_the_same_prompt_are_told_apart_by_their_columns(policy_folder, tmp_path):
     letters = ["a", "b", "a", "c", "<b>"]
     evaluation = evaluated([policy_folder], make_task(letters), tmp_path / "evaluation")
-    assert evaluation["distinct_queries"] == 4
+    assert evaluation["description"].startswith("5 queries (4 distinct), ")
     values = [NUMBERS[letter] for letter in letters]
     (row, *_) = evaluation["rows"]
     assert (row["task_reward"], row["task_reward_ci"]) == mean_interval(values, letters)
@@ -49,7 +49,7 @@ def test_rows_with_the_same_prompt_are_told_apart_by_their_columns(policy_folder
 
 def test_a_single_query_has_no_interval(policy_folder, tmp_path, capsys):
     evaluation = evaluated([policy_folder], make_task("aa"), tmp_path / "evaluation")
-    assert evaluation["distinct_queries"] == 1
+    assert evaluation["description"].startswith("2 queries (1 distinct), ")
     (row, *_) = evaluation["rows"]
     assert row["task_reward"] == 1.0
     assert {value for name, value in row.items() if name.endswith("_ci")} == {None}
