@@ -19,7 +19,7 @@ from cory.code_files import announce_files
 from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.evaluation.answer import load
-from cory.evaluation.rows import Weights, agent_weights, check_run, with_prompts_of
+from cory.evaluation.rows import ModelSource, agent_sources, check_run, with_prompts_of
 from cory.parallel.devices import choose_device
 from cory.rewards import score_by_function, score_chains
 from cory.roles import check_prompt
@@ -41,7 +41,7 @@ class Chat:
                 f"{run}: expected a run of cory.train or of a task's script, got one that was made in Python"
             )
         self.config = run_config(run).on(device)
-        agents = list(agent_weights(run, self.config, {}).values())
+        agents = list(agent_sources(run, self.config, {}).values())
         announce_files(run, self.config, set())
         self.task = with_prompts_of(run, kind.make_task(self.config), {})
         check_run(run, self.config, self.task)
@@ -49,14 +49,14 @@ class Chat:
         # The base answers as the first role.
         self.names = ["base"]
         self.roles = [0, *range(self.config.cory.num_roles)]
-        answering = [Weights(agents[0].base, None, agents[0].base)]
+        answering = [ModelSource(agents[0].base, None, agents[0].base)]
         for role in self.roles[1:]:
             index = role % len(agents)
             self.names.append(f"agent_{index + 1} as {self.task.prompts.name(role)}")
             answering.append(agents[index])
         # Each with itself as its base, as no KL is computed.
         here = choose_device(device)
-        self.models = [load(weights._replace(base=weights.model), here) for weights in answering]
+        self.models = [load(source._replace(base=source.model), here) for source in answering]
         self.seed = 0
 
     def answer(self, line: str) -> list[str]:

@@ -845,14 +845,14 @@ class EvaluationConfig(Settings):
         only: The one of the runs whose rows are made. The first run still decides on base, task and
             sampling, so that the rows stand beside those of an earlier evaluation of it. null: all.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
-        batch_size: Responses that are sampled at a time.
+        batch_size: Responses that are sampled at a time. Another number draws other samples.
         precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their
             type.
         seed: Of sampling and, on IMDB, of the lengths of queries.
         device: auto, cpu, cuda or cuda:N.
         output: Folder of the results, new or empty. null: a new one under runs/, by the names of the
             models.
-        shown: Queries whose responses are shown side by side.
+        shown: Queries whose responses report.html shows side by side.
     """
 
     models: list[str] = Field(default_factory=list)
@@ -872,7 +872,7 @@ class EvaluationConfig(Settings):
     seed: NonNegativeInt = 0
     device: str = "auto"
     output: str | None = None
-    shown: NonNegativeInt = 5
+    shown: NonNegativeInt = 100
 
     def check(self) -> None:
         for k in self.ks:

@@ -148,7 +148,7 @@ def held_out_results(run: Path) -> str:
             rows = [row for row in evaluation["rows"] if row["name"].startswith(of_run)]
             cells = [list(row.values()) for row in interval_rows(rows, evaluation["titles"])]
             table = markdown_table(["model", *evaluation["titles"].values()], cells)
-            return f"{markdown(evaluation['said'])}; mean ± half-width of the 95 % interval.\n\n{table}"
+            return f"{markdown(evaluation['description'])}; mean ± half-width of the 95 % interval.\n\n{table}"
     return ""
 
 

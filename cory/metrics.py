@@ -32,6 +32,7 @@ TITLES = {
     "frac_reward_zero_std": "share of equal groups",
 }
 CURVES = ("task_reward", "kl", "combined_reward")  # in every table and figure of a run
+HALVES = 200  # that the jackknife of `distinct_interval` draws
 
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
@@ -153,16 +154,13 @@ def mean_interval(
 
 
 def distinct_interval(
-    texts: Sequence[str],
-    n: int,
-    clusters: Sequence[Hashable] | None = None,
-    resamples: int = 200,
-    seed: int = 0,
+    texts: Sequence[str], n: int, clusters: Sequence[Hashable] | None = None
 ) -> tuple[float, float | None]:
     """Distinct-n of `texts` and the half-width of its 95 % interval, by the delete-half jackknife over clusters.
 
     A bootstrap would draw the same text twice and so lower distinct-n. Halves drawn without replacement do not, and
-    their spread estimates the standard error of the whole (Shao and Wu, 1989). One cluster has no interval: None.
+    their spread estimates the standard error of the whole (Shao and Wu, 1989): with halves of `h` of `G` clusters it is
+    `sqrt(h / (G - h))` times their standard deviation. One cluster has no interval: None.
 
     Args:
         clusters: of each text, which are left out or kept whole. None: each text is one of its own.
@@ -172,15 +170,16 @@ def distinct_interval(
     groups = clustered(clusters, len(texts))
     if len(groups) < 2:
         return distinct(texts, n), None
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     size = (len(groups) + 1) // 2
     halves = [
-        torch.randperm(len(groups), generator=generator)[:size].tolist() for _ in range(resamples)
+        torch.randperm(len(groups), generator=generator)[:size].tolist() for _ in range(HALVES)
     ]
     values = [
         distinct([texts[index] for group in half for index in groups[group]], n) for half in halves
     ]
-    standard_error = torch.tensor(values, dtype=torch.float64).std().item()
+    spread = torch.tensor(values, dtype=torch.float64).std().item()
+    standard_error = math.sqrt(size / (len(groups) - size)) * spread
     return distinct(texts, n), student_t(len(groups)) * standard_error
 
 

@@ -18,12 +18,10 @@ if __name__ == "__main__":
 from cory.command import main
 from cory.evaluation.command import evaluate_command
 from gsm8k_train.config import GSM8K
-from study.report import write_report
 
 
 def run() -> None:
-    evaluation = evaluate_command(GSM8K, __doc__)
-    write_report(evaluation.folder)
+    evaluate_command(GSM8K, __doc__)
 
 
 if __name__ == "__main__":

@@ -17,12 +17,10 @@ if __name__ == "__main__":
 from cory.command import main
 from cory.evaluation.command import evaluate_command
 from imdb_train.config import IMDB
-from study.report import write_report
 
 
 def run() -> None:
-    evaluation = evaluate_command(IMDB, __doc__)
-    write_report(evaluation.folder)
+    evaluate_command(IMDB, __doc__)
 
 
 if __name__ == "__main__":

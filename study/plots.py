@@ -1,38 +1,37 @@
-"""Figures of experiments and of evaluations.
+"""Figures of experiments.
 
-A band or an error bar is a 95 % interval by Student's t: over seeds, or of an evaluation's own rows over queries. A
-group, or a run, has the same colour on all figures of a page (`palette`).
+A band or an error bar is a 95 % interval by Student's t over seeds. A group has the same colour on all figures of a
+page (`palette`).
 """
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator
-from PIL import Image
 
+from cory.evaluation.plots import (
+    LINES,
+    PANELS,
+    UNTRAINED,
+    colours_by_agents,
+    plot_bars,
+    plot_pass_at_k,
+)
 from cory.metrics import CURVES, TITLES
-from cory.run.folder import write_bytes
-from cory.run.plots import colours
+from cory.run.plots import save
 from study.comparison import labels, points
 from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import BASE, LAST, Study, natural, passes
 from study.held_out import CALLS, held_out_by_seed
 from study.intervals import geometric, nondominated, over_seeds
 
-LINES = ("-", "--", ":", "-.")
-PANELS = 4  # in a row of a figure
 MOST_CURVES = 8  # in one panel
 FEWEST_IN_A_BAND = 3  # runs; the interval of two is so wide that it hides all else
-PPO, CORY = colours(2)
-UNTRAINED = "0.6"  # the colour of the base
 # Of groups of one agent and of several in small multiples, and of what a panel is compared with.
 SINGLE = {"ls": "--", "marker": "D"}
 SEVERAL = {"ls": "-", "marker": "o"}
@@ -45,7 +44,7 @@ def palette(study: Study) -> dict[str, Any]:
     """A colour for each group: PPO's for the first of one agent, CORY's for the first of several."""
     agents = study.final.groupby("group")["agent"].nunique()
     by_group = {name: int(agents.get(name, 0)) for name in study.groups}
-    return _colours_by_agents(by_group) | {BASE: UNTRAINED}
+    return colours_by_agents(by_group) | {BASE: UNTRAINED}
 
 
 def palette_of_families(study: Study) -> dict[str, Any]:
@@ -56,29 +55,6 @@ def palette_of_families(study: Study) -> dict[str, Any]:
         family: colour_of[group]
         for family, group in zip(first["family"], first["group"], strict=True)
     }
-
-
-def evaluation_colours(names: Sequence[str]) -> list[Any]:
-    """A colour for each row of an evaluation, that of its run: as in `palette`."""
-    runs = [name.split("/agent_")[0] for name in names]
-    agents: dict[str, set[str]] = {}
-    for run, name in zip(runs, names, strict=True):
-        agents.setdefault(run, set()).update(re.findall(r"agent_\d+", name))
-    # The others are `base`, `base after itself` and `base of RUN`.
-    trained = {run: len(found) for run, found in agents.items() if run.split()[0] != "base"}
-    colour_of = _colours_by_agents(trained)
-    return [colour_of.get(run, UNTRAINED) for run in runs]
-
-
-def _colours_by_agents(agents: Mapping[str, int]) -> dict[str, Any]:
-    """`agents`: how many each group has. Those that are the first of neither kind have further colours."""
-    colour_of: dict[str, Any] = {}
-    one = [name for name, count in agents.items() if count == 1]
-    several = [name for name, count in agents.items() if count > 1]
-    for names, colour in ((one, PPO), (several, CORY)):
-        colour_of |= dict.fromkeys(names[:1], colour)
-    others = [name for name in agents if name not in colour_of]
-    return colour_of | dict(zip(others, colours(2 + len(others))[2:], strict=True))
 
 
 def plot_curves(study: Study, path: Path) -> None:
@@ -304,100 +280,6 @@ def _colours_of_groups(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[
     return [colour_of[row["group"]] for row in rows]
 
 
-def _half_width(row: Mapping[str, Any], metric: str) -> float:
-    """Of a metric's interval; nan where it has none."""
-    half_width = row.get(f"{metric}_ci")
-    return math.nan if half_width is None else half_width
-
-
-def plot_bars(
-    rows: Sequence[Mapping[str, Any]],
-    metrics: Mapping[str, str],
-    path: Path,
-    row_colours: Sequence[Any],
-    over: str,
-) -> None:
-    """One panel per metric, four in a row, with one bar and its 95 % interval per row of the table.
-
-    Args:
-        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
-        metrics: key to title.
-        row_colours: of each row.
-        over: what the intervals are taken over, such as `seeds`.
-    """
-    names = [row["name"] for row in rows]
-    across = min(PANELS, len(metrics))
-    down = -(-len(metrics) // across)
-    size = (2.0 + 2.4 * across, down * (0.26 * len(rows) + 0.9))
-    figure, axes = plt.subplots(
-        down, across, figsize=size, layout="constrained", squeeze=False, sharey=True
-    )
-    for axis in axes.flat[len(metrics) :]:
-        axis.set_visible(False)
-    for axis, (metric, title) in zip(axes.flat, metrics.items(), strict=False):
-        values = [row.get(metric, math.nan) for row in rows]
-        errors = [_half_width(row, metric) for row in rows]
-        axis.barh(
-            names,
-            values,
-            xerr=errors,
-            color=row_colours,
-            height=0.6,
-            error_kw={"lw": 1, "capsize": 3},
-        )
-        axis.set_title(title, fontsize=10)
-        axis.axvline(0, color="0.3", lw=0.8)
-        axis.xaxis.set_major_locator(MaxNLocator(4))
-        axis.tick_params(labelsize=8)
-        _without_frame(axis)
-    axes[0, 0].invert_yaxis()
-    figure.supxlabel(f"error bars: 95 % intervals over {over}", fontsize=8)
-    save(figure, path)
-
-
-def plot_pass_at_k(
-    rows: Sequence[Mapping[str, Any]],
-    ks: Sequence[int],
-    path: Path,
-    row_colours: Sequence[Any],
-    over: str,
-) -> None:
-    """pass@k over k, a line with its 95 % interval per model, as in the paper's Fig. 5.
-
-    Args:
-        rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
-        row_colours: of each row. Rows of one colour differ in their lines.
-        over: what the intervals are taken over, such as `seeds`.
-    """
-    many = len(rows) > 4
-    figure, axis = plt.subplots(
-        figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained"
-    )
-    for index, (row, colour) in enumerate(zip(rows, row_colours, strict=True)):
-        same_colour = list(row_colours[:index]).count(colour)
-        values = [row[f"pass@{k}"] for k in ks]
-        errors = [_half_width(row, f"pass@{k}") for k in ks]
-        axis.errorbar(
-            ks,
-            values,
-            errors,
-            label=row["name"],
-            ls=LINES[same_colour % len(LINES)],
-            marker="o",
-            ms=3,
-            lw=1.4,
-            capsize=2,
-            color=colour,
-        )
-    axis.set(xlabel=f"k (error bars: 95 % intervals over {over})", ylabel="pass@k")
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(ks, [str(k) for k in ks])
-    _without_frame(axis)
-    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
-    axis.legend(frameon=False, fontsize=8, **beside)
-    save(figure, path)
-
-
 def plot_over(study: Study, path: Path) -> None:
     """The final metrics over the values of a key, a line for each family, with 95 % intervals over seeds.
 
@@ -468,17 +350,3 @@ def plot_frontier(study: Study, path: Path) -> None:
 
 def _without_frame(axis: Any) -> None:
     axis.spines[["top", "right"]].set_visible(False)
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as an SVG or PDF, or as a PNG of 256 colours, a third of the bytes of one of all colours."""
-    if path.suffix in (".svg", ".pdf"):
-        figure.savefig(path)
-        plt.close(figure)
-        return
-    drawn = BytesIO()
-    figure.savefig(drawn, dpi=130)
-    plt.close(figure)
-    stored = BytesIO()
-    Image.open(drawn).convert("RGB").quantize(256).save(stored, "PNG", optimize=True)
-    write_bytes(path, stored.getvalue())

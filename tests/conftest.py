@@ -15,7 +15,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -35,6 +35,7 @@ from transformers import (
 from cory import identity as versions
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 from cory.run import plots
+from cory.run.folder import read_rows
 from cory.task import Task
 from study.small_models import train_tokenizer
 
@@ -110,6 +111,17 @@ def drawn_figures(monkeypatch):
     """Figures are drawn, for tests that look at them."""
     monkeypatch.setattr(Figure, "savefig", SAVEFIG)
     monkeypatch.setattr(plots, "plot_curves", PLOT_CURVES)
+
+
+def figure_of(page: str) -> str:
+    """The SVG element of a report with one figure."""
+    return page[page.index("<svg") : page.index("</svg>")]
+
+
+def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    """The records of an evaluation's responses.jsonl, by model and query."""
+    records = read_rows(folder / "responses.jsonl")
+    return {(record["model"], record["query"]): record for record in records}
 
 
 class Ended(NamedTuple):

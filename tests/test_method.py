@@ -139,6 +139,15 @@ def test_intervals_cluster_by_query():
     assert copies == (pytest.approx(2.5), pytest.approx(mean_interval([1.0, 4.0, 2.5])[1]))
 
 
+def test_distinct_interval_of_an_odd_number_of_clusters():
+    """Halves of two of three clusters are all there are: the delete-one jackknife, whose sum is over the three."""
+    values = [2 / 3, 4 / 5, 1.0]  # without "b", without "c d e", without "a a"
+    mean = statistics.fmean(values)
+    standard_error = math.sqrt(2 / 3 * sum((value - mean) ** 2 for value in values))
+    _, half = distinct_interval(["a a", "b", "c d e"], 1)
+    assert half == pytest.approx(4.302653 * standard_error, rel=0.05)
+
+
 def test_distinct_interval_keeps_the_texts_of_a_query_together():
     texts = [f"w{i % 7} w{i % 5} w{i % 11}" for i in range(100)]
     assert distinct_interval(texts, 2, range(100)) == distinct_interval(texts, 2)

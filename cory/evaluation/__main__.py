@@ -9,18 +9,12 @@ run with one answers twice, the second time as its own observer. See `cory/evalu
 import it: `cory.evaluate` is the function.
 """
 
-import shlex
-
 from cory.command import main
 from cory.evaluation.command import evaluate_command
 
 
 def run() -> None:
-    folder = evaluate_command(None, __doc__).folder
-    print(
-        f"\nRows, responses and report.html are in {folder}; python -m study.report {shlex.quote(str(folder))} adds "
-        "Markdown and a figure"
-    )
+    evaluate_command(None, __doc__)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import EvaluationConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation.rows import Lineup, Row, Weights, same_weights
+from cory.evaluation.rows import Lineup, ModelSource, Row, same_weights
 from cory.learners.head import WHOLE, limit
 from cory.metrics import full_kl
 from cory.models import window
@@ -183,8 +183,8 @@ class Answerer:
             if not kl:
                 continue
             base_logits = self._base_logits(query_ids, responses)
-            distances = _distances(responses, logits, base_logits, sampling.temperature)
-            for i, (kl_of, base_nll) in zip(batch, distances, strict=True):
+            of_responses = _kl_and_base_nll(responses, logits, base_logits, sampling.temperature)
+            for i, (kl_of, base_nll) in zip(batch, of_responses, strict=True):
                 if not math.isfinite(kl_of):
                     raise UserError(
                         f"expected finite probabilities, got a KL of {kl_of} between {model.name_or_path!r} and its "
@@ -207,7 +207,7 @@ class Answerer:
             )
 
 
-def _distances(
+def _kl_and_base_nll(
     responses: Sequence[torch.Tensor],
     logits: Sequence[Sequence[torch.Tensor]],
     base_logits: torch.Tensor | None,
@@ -239,25 +239,25 @@ def _distances(
     return zip(kl.tolist(), base_nll.tolist(), strict=True)
 
 
-def load(weights: Weights, device: torch.device, date: str | None = None) -> Answerer:
+def load(source: ModelSource, device: torch.device, date: str | None = None) -> Answerer:
     """Loads a model that answers, and the base to which its KL is measured.
 
     Raises a UserError if one cannot be loaded, or if their tokens are not the same.
     """
     # A run that started from an adapter has merged it and trained others on that.
-    policy, tokenizer = load_answering(weights.model, device, merge=weights.adapter is not None)
+    policy, tokenizer = load_answering(source.model, device, merge=source.adapter is not None)
     base: PreTrainedModel | None = policy
-    if weights.adapter is not None:
-        policy = attach(policy, weights.adapter).eval()
-        tokenizer = adapter_tokenizer(weights.adapter, policy, tokenizer)
+    if source.adapter is not None:
+        policy = attach(policy, source.adapter).eval()
+        tokenizer = adapter_tokenizer(source.adapter, policy, tokenizer)
         base = None
-    if not same_weights(weights.model, weights.base):
-        base, tokenizer_of_base = load_answering(weights.base, device)
-        _check_tokens(weights, (policy, tokenizer), (base, tokenizer_of_base))
-    return Answerer(policy, base, tokenizer, weights.model.chat_template, date)
+    if not same_weights(source.model, source.base):
+        base, tokenizer_of_base = load_answering(source.base, device)
+        _check_tokens(source, (policy, tokenizer), (base, tokenizer_of_base))
+    return Answerer(policy, base, tokenizer, source.model.chat_template, date)
 
 
-def _check_tokens(weights: Weights, model: LoadedModel, base: LoadedModel) -> None:
+def _check_tokens(source: ModelSource, model: LoadedModel, base: LoadedModel) -> None:
     """Raises a UserError if a model and its base have other tokens, as a KL between them would mean nothing.
 
     Ids that only one of them has, or that were added such as a chat's marks, may be any.
@@ -272,8 +272,8 @@ def _check_tokens(weights: Weights, model: LoadedModel, base: LoadedModel) -> No
     sizes = [loaded.config.get_text_config().vocab_size for loaded, _ in (model, base)]
     if not is_same or sizes[0] != sizes[1]:
         raise UserError(
-            f"models: expected a model with the {sizes[1]} tokens of its base {weights.base.name!r}, for a KL between "
-            f"them, got {weights.model.name!r} with {sizes[0]}{'' if is_same else ', of which some differ'}"
+            f"models: expected a model with the {sizes[1]} tokens of its base {source.base.name!r}, for a KL between "
+            f"them, got {source.model.name!r} with {sizes[0]}{'' if is_same else ', of which some differ'}"
         )
 
 
@@ -318,7 +318,7 @@ class Evaluator:
 
     def _answer(self, row: Row) -> Iterator[Record]:
         """The records of a row, whose model is loaded for them."""
-        answerer = load(row.weights, self.device, self.lineup.date)
+        answerer = load(row.source, self.device, self.lineup.date)
         if row.reads is None:  # too long a query is found before any is answered
             sampling = row.task.prompts.settings(0).sampling(self.lineup.sampling)
             answerer.encode_checked(row.task.render(0, self.columns), sampling.max_new_tokens)

@@ -30,6 +30,7 @@ from cory.config import (
     from_data,
 )
 from cory.errors import UserError, counted
+from cory.evaluation.report import write_evaluation_report
 from cory.evaluation.rows import line_up
 from cory.identity import data_hash, is_local, row_keys, share_in_training
 from cory.roles import query_text
@@ -39,11 +40,10 @@ from cory.run.folder import (
     filled,
     locked,
     new_folder,
-    read_rows,
     run_agents,
     run_label,
 )
-from cory.run.report import write_evaluation_report
+from cory.run.report import NAME
 from cory.run.settings import named, read_settings
 from cory.run.tables import interval_table
 from cory.task_kinds import TaskKind, kind_of_run
@@ -75,7 +75,7 @@ def evaluate(
     settings: EvaluationConfig | None = None,
     trained_on: "Dataset | None" = None,
 ) -> Evaluation:
-    """Evaluates models on a held-out task, prints the table, and writes rows and responses into a folder.
+    """Evaluates models on a held-out task, prints the table, and writes rows, responses and report.html into a folder.
 
     Args:
         models: Hub ids, local folders, or folders of runs (all their agents).
@@ -131,8 +131,7 @@ def evaluate(
             "settings": {
                 key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
             },
-            "said": description,
-            "distinct_queries": len(set(queries)),
+            "description": description,
             "in_training": shares,
             "titles": shown,
             "costs": costs,
@@ -146,13 +145,8 @@ def evaluate(
         _write_json(new / "settings.json", {**asdict(settings), "trained": trained})
         _write_json(new / "evaluation.json", content)
     write_evaluation_report(folder)
+    print(f"\nRows and responses are in {folder}; {NAME} shows them with a figure")
     return Evaluation(folder, rows)
-
-
-def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """The records of responses.jsonl, by model and query."""
-    records = read_rows(folder / RESPONSES)
-    return {(record["model"], record["query"]): record for record in records}
 
 
 def shares_in_training(
@@ -252,7 +246,7 @@ def _print_tables(
 # The command
 
 
-def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> Evaluation:
+def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
     """Evaluates the models on the command line.
 
     Args:
@@ -272,7 +266,7 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> Evaluation:
     if run is not None:
         announce_files(run, config, {f"task.{key}" for key in settings.task})
     task = kind.make_task(config, kind.held_out_rows(config, settings.split))
-    return evaluate(settings.models, task, settings)
+    evaluate(settings.models, task, settings)
 
 
 def parse_settings(

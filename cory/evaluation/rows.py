@@ -35,7 +35,7 @@ KL_COEF = 0.3  # eta of the combined reward where no run says it
 # The agents of a run
 
 
-class Weights(NamedTuple):
+class ModelSource(NamedTuple):
     """How a model is loaded (`load` in cory/evaluation/answer.py).
 
     Args:
@@ -49,25 +49,25 @@ class Weights(NamedTuple):
     base: ModelConfig
 
 
-def agent_weights(run: Path, config: Config, changes: Mapping[str, Any]) -> dict[str, Weights]:
+def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict[str, ModelSource]:
     """How a run's saved agents are loaded, by name. KL is to the model that an agent was trained from.
 
     Args:
         config: the settings of the run.
         changes: to the `model` block of each of them.
     """
-    weights = {}
+    sources = {}
     for name, folder in run_agents(run).items():
         model = config.of_agent(agent_index(folder.name)).model
         base = changed(replace(model, name=config.resolve(model.name)), changes)
         if (folder / "adapter_config.json").exists():
-            weights[name] = Weights(base, folder, base)
+            sources[name] = ModelSource(base, folder, base)
         else:
             full_model = replace(base, name=str(folder), revision=None, quantization="none")
             if not config.is_trained(agent_index(folder.name)):
                 base = changed(base_of_saved(base), changes)
-            weights[name] = Weights(full_model, None, base)
-    return weights
+            sources[name] = ModelSource(full_model, None, base)
+    return sources
 
 
 def base_of_saved(model: ModelConfig) -> ModelConfig:
@@ -97,13 +97,13 @@ class Row:
 
     Args:
         name: of the row.
-        weights: how the model is loaded.
+        source: how the model is loaded.
         task: with the prompts that it reads.
         reads: the row of the role before; None: it is the first.
     """
 
     name: str
-    weights: Weights
+    source: ModelSource
     task: "Task"
     reads: "Row | None" = None
 
@@ -180,7 +180,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
 
     roles = {config.cory.num_roles for config in runs.values()}
     longest = max(2, len(task.prompts.roles), *roles)
-    solo = [Row("base", Weights(base, None, base), base_task)]
+    solo = [Row("base", ModelSource(base, None, base), base_task)]
     chains = _after_itself(solo[0], longest) if runs else []
     for name in settings.models:
         if Path(name) in runs:
@@ -188,7 +188,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
             chains += _chains(agents, Path(name), runs[Path(name)], task, longest)
         elif config.resolve(name) != base.name:
             model = replace(base, name=config.resolve(name), revision=None)
-            solo.append(Row(name, Weights(model, None, base), task))
+            solo.append(Row(name, ModelSource(model, None, base), task))
 
     rows = [*solo, *chains]
     names = [row.name for row in rows]
@@ -215,13 +215,13 @@ def _add_agents(
     check_run(run, config, task)
     run_task = with_prompts_of(run, task, settings.task)
     agents = []
-    for name, weights in agent_weights(run, config, settings.model).items():
+    for name, source in agent_sources(run, config, settings.model).items():
         # Each agent's KL is to its own base, unless one is named for all.
-        base = solo[0].weights.base if settings.base else weights.base
-        answers_already = any(same_weights(base, row.weights.model) for row in solo)
+        base = solo[0].source.base if settings.base else source.base
+        answers_already = any(same_weights(base, row.source.model) for row in solo)
         if config.is_trained(agent_index(name)) and not answers_already:
-            solo.append(Row(f"base of {name}", Weights(base, None, base), run_task))
-        agents.append(Row(name, weights._replace(base=base), run_task))
+            solo.append(Row(f"base of {name}", ModelSource(base, None, base), run_task))
+        agents.append(Row(name, source._replace(base=base), run_task))
         solo.append(agents[-1])
     return agents
 

@@ -119,11 +119,12 @@ class HeldOut(Callback):
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         if trainer.eval_dataset is None:
             return
-        overlap = overlap_with_training(trainer.eval_dataset, trainer.task.dataset)
-        run.summary["held_out"] = overlap
+        queries = trainer.eval_dataset[:]
+        distinct = len(set(row_keys(queries)))
+        share = share_in_training(queries, trainer.task.dataset[:])
         run.say(
-            f"eval_every: {overlap['queries']} held-out queries ({overlap['distinct']} distinct), "
-            f"{100 * overlap['in_training']:.3g} % of them also in training"
+            f"eval_every: {len(trainer.eval_dataset)} held-out queries ({distinct} distinct), "
+            f"{100 * share:.3g} % of them also in training"
         )
         if trainer.state.iteration == 0:
             order = trainer.schedule.order(0)
@@ -206,17 +207,6 @@ def held_out_rows(
     rows = dataset.select(range(count))
     task.check_rows(rows)
     return rows
-
-
-def overlap_with_training(
-    held_out: datasets.Dataset, trained: datasets.Dataset
-) -> dict[str, float]:
-    """How many held-out queries there are, how many differ, and the share of them that is also in training."""
-    return {
-        "queries": len(held_out),
-        "distinct": len(set(row_keys(held_out[:]))),
-        "in_training": share_in_training(held_out[:], trained[:]),
-    }
 
 
 class Samples(Callback):

@@ -1,10 +1,11 @@
-"""The figure of a run."""
+"""The figure of a run, and how figures are written."""
 
 import itertools
 import os
 import re
 import tempfile
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ import matplotlib
 if "MPLBACKEND" not in os.environ:  # a notebook shows its figures by the one named there
     matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
 from cory.metrics import CURVES, TITLES
+from cory.run.folder import write_bytes
 
 plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
 
@@ -95,8 +99,7 @@ def plot_curves(
     figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
     if note:
         figure.suptitle(note, fontsize=9)
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
+    save(figure, path)
 
 
 def held_out_points(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
@@ -104,6 +107,20 @@ def held_out_points(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[i
     name = f"eval_{metric}"
     before = [(0, row[f"{name}_before"]) for row in rows if f"{name}_before" in row]
     return before + [(row["iteration"] + 1, row[name]) for row in rows if name in row]
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Writes a figure as an SVG or PDF, or as a PNG of 256 colours, a third of the bytes of one of all colours."""
+    if path.suffix in (".svg", ".pdf"):
+        figure.savefig(path, dpi=130)
+        plt.close(figure)
+        return
+    drawn = BytesIO()
+    figure.savefig(drawn, dpi=130)
+    plt.close(figure)
+    stored = BytesIO()
+    Image.open(drawn).convert("RGB").quantize(256).save(stored, "PNG", optimize=True)
+    write_bytes(path, stored.getvalue())
 
 
 def svg(draw: Callable[[Path], None]) -> str:

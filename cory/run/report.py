@@ -1,4 +1,4 @@
-"""A run, an evaluation or a comparison as one HTML file that opens from disk: docs/quick_start.md.
+"""A run as one HTML file that opens from disk: docs/quick_start.md. An evaluation's is in cory/evaluation/report.py.
 
 `page.html` is its template. jinja2 escapes all that it shows.
 """
@@ -21,7 +21,6 @@ from cory.run.folder import read_rows, write_text
 from cory.run.settings import read_settings
 from cory.run.tables import (
     ended_early,
-    interval_rows,
     labelled,
     printable,
     query_label,
@@ -30,9 +29,7 @@ from cory.run.tables import (
 )
 
 NAME = "report.html"
-# So that the file stays small:
-ITERATIONS = 25  # of a run's samples, evenly spaced
-QUERIES = 100  # of an evaluation
+ITERATIONS = 25  # whose samples are shown, evenly spaced, so that the file stays small
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -90,33 +87,9 @@ class Page:
             for chain in zip(*by_role.values(), strict=True):
                 self.add_chain(f"{method} · {stage}", chain)
 
-    def add_evaluation(self, folder: Path) -> None:
-        """Adds an evaluation's table, and the first response of each model to the first queries."""
-        evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-        titles = evaluation["titles"] | evaluation.get("costs", {})
-        note = f"{folder.name}: {evaluation['said']}. Mean ± half-width of the 95 % interval over queries."
-        rows = interval_rows(evaluation["rows"], titles)
-        self.tables.append(Table("Held-out evaluation", rows, note))
-        chains: dict[tuple[str, int], list[Record]] = {}
-        for record in read_rows(folder / "responses.jsonl"):
-            if record["query"] < QUERIES:
-                response = {
-                    "query": evaluation["queries"][record["query"]],
-                    "columns": evaluation["columns"][record["query"]],
-                    "role": record["role"],
-                    "prompt": record["prompt"],
-                    "completion": record["completions"][0],
-                    "task_reward": record["rewards"][0],
-                    "team_reward": record.get("team_rewards", [None])[0],
-                    "kl": record["kl"][0],
-                }
-                earlier = chains.get((record.get("read", ""), record["query"]), [])
-                chain = chains[record["model"], record["query"]] = [*earlier, response]
-                self.add_chain(record["model"], chain)
 
-
-def run_page(folder: Path, method: str, notes: Sequence[str] = ()) -> Page:
-    """The page of a run, which need not have ended. `notes`: caveats. Raises a UserError if the folder is no run's."""
+def run_page(folder: Path, method: str) -> Page:
+    """The page of a run, which need not have ended. Raises a UserError if the folder is no run's."""
     settings = read_settings(folder)
     rows = read_rows(folder / "metrics.jsonl")
     summary = {}
@@ -126,7 +99,7 @@ def run_page(folder: Path, method: str, notes: Sequence[str] = ()) -> Page:
     planned = settings["iterations"]
     done = len({row["iteration"] for row in rows})
     facts = [method, f"{done} of {counted(planned, 'iteration')}", f"seed {settings['seed']}"]
-    page = Page(folder.name, facts, [*notes])
+    page = Page(folder.name, facts)
     if summary.get("stopped"):
         page.notes.append(ended_early(summary, planned))
     if "best" in summary:
@@ -160,21 +133,9 @@ def start_and_end(rows: Sequence[Record]) -> Table:
     return Table("Start and end", cells, note)
 
 
-def evaluation_page(folder: Path) -> Page:
-    """The page of an evaluation that has ended."""
-    page = Page(folder.name)
-    page.add_evaluation(folder)
-    return page
-
-
 def write_run_report(folder: Path, method: str) -> None:
     """Writes report.html into the folder of a run, made with `method`. Warns if that fails."""
     write_or_warn(folder / NAME, partial(run_page, folder, method))
-
-
-def write_evaluation_report(folder: Path) -> None:
-    """Writes report.html into the folder of an evaluation. Warns if that fails."""
-    write_or_warn(folder / NAME, partial(evaluation_page, folder))
 
 
 def write_or_warn(path: Path, make: Callable[[], Page]) -> None:

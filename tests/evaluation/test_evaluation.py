@@ -8,21 +8,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import make_gpt2, sentences
+from conftest import figure_of, make_gpt2, read_responses, sentences
 
 from cory import evaluate
 from cory.agent import make_agents
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer, Evaluator
-from cory.evaluation.command import read_responses
 from cory.evaluation.rows import line_up
 from cory.evaluation.table import table_rows
 from cory.models import load
 from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer
-from study.report import write_report
 from study.small_models import train_tokenizer
 
 PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
@@ -76,11 +74,10 @@ def test_a_run_of_two_agents_beside_one_of_a_single_agent(finished, config, held
             alone, chain = records[first, number], records[name, number]
             assert alone["prompt"] == query and chain["read"] == first
             assert chain["prompt"] == f'Improve "{query}{alone["completions"][0]}": {query}'
-    write_report(done.folder)
-    assert "agent_1 after itself" in (done.folder / "evaluation.md").read_text()
-    assert (done.folder / "evaluation.png").stat().st_size > 1000
+    figure = figure_of((done.folder / "report.html").read_text())
+    assert "ppo/agent_1 after itself" in figure and "95 % intervals over queries" in figure
     # The rewards are no successes.
-    assert not (done.folder / "pass_at_k.png").exists()
+    assert "pass@k" not in figure
 
 
 def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer):
@@ -347,7 +344,8 @@ def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
         chosen = settings(tmp_path / str(number))
         done = evaluate([finished.folder], held_out, chosen, trained_on=rows)
         saved = json.loads((done.folder / "evaluation.json").read_text())
-        assert saved["distinct_queries"] == 3 and saved["in_training"] == {"run": share}
+        assert saved["description"].startswith("4 queries (3 distinct), ")
+        assert saved["in_training"] == {"run": share}
 
 
 def test_shorter_responses_than_the_run_drew_can_be_asked_for():

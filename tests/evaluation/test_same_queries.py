@@ -36,7 +36,7 @@ def evaluated(models, task, folder):
 def test_rows_with_the_same_prompt_are_told_apart_by_their_columns(policy_folder, tmp_path):
     letters = ["a", "b", "a", "c", "<b>"]
     evaluation = evaluated([policy_folder], make_task(letters), tmp_path / "evaluation")
-    assert evaluation["distinct_queries"] == 4
+    assert evaluation["description"].startswith("5 queries (4 distinct), ")
     values = [NUMBERS[letter] for letter in letters]
     (row, *_) = evaluation["rows"]
     assert (row["task_reward"], row["task_reward_ci"]) == mean_interval(values, letters)
@@ -49,21 +49,21 @@ def test_rows_with_the_same_prompt_are_told_apart_by_their_columns(policy_folder
 
 def test_a_single_query_has_no_interval(policy_folder, tmp_path, capsys):
     evaluation = evaluated([policy_folder], make_task("aa"), tmp_path / "evaluation")
-    assert evaluation["distinct_queries"] == 1
+    assert evaluation["description"].startswith("2 queries (1 distinct), ")
     (row, *_) = evaluation["rows"]
     assert row["task_reward"] == 1.0
     assert {value for name, value in row.items() if name.endswith("_ci")} == {None}
     assert "1.000 (no interval)" in capsys.readouterr().out
 
 
-def test_a_run_shows_the_columns_that_its_reward_reads(config, tmp_path):
+def test_a_run_shows_the_columns_that_its_reward_reads(config, tmp_path, capsys):
     config.iterations = config.sample_every = config.eval_every = 1
     config.output = str(tmp_path / "run")
     train, held_out = make_task("ab" * 8), make_task("bbcc")
     trainer = CoryTrainer(config, make_agents(config), train, eval_dataset=held_out.dataset)
     run = trainer.train()
-    summary = json.loads((run.folder / "summary.json").read_text())
-    assert summary["held_out"] == {"queries": 4, "distinct": 2, "in_training": 0.5}
+    counted = "4 held-out queries (2 distinct), 50 % of them also in training"
+    assert counted in capsys.readouterr().err
     samples = [json.loads(line) for line in (run.folder / "samples.jsonl").open()]
     assert samples and all(sample["columns"]["letter"] in ("a", "b") for sample in samples)
     page = (run.folder / "report.html").read_text()

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 from written import write_evaluation, write_run
 
 from cory.errors import UserError
-from cory.run.report import evaluation_page, render, run_page
+from cory.run.report import render, run_page
 from study.report import command_line, make_page
 
 
@@ -91,19 +91,6 @@ def test_the_page_of_a_run(tmp_path):
     assert "reward +0.10 · KL 1.25" in html and "Better than &#34;query 1&#34;: query 1" in html
 
 
-def test_the_page_of_an_evaluation(tmp_path):
-    page = evaluation_page(write_evaluation(tmp_path / "e"))
-    (table,) = page.tables
-    joint = "run/agent_2 after run/agent_1"
-    cells = {"task reward": "0.500 ± 0.100", "KL": "0.200 ± 0.000"}
-    assert table.rows[1] == {"model": "run/agent_1", **cells, "calls": "1"}
-    assert table.rows[3] == {"model": joint, **cells, "calls": "2"}
-    assert titles(page)["query 0"] == ["base", "run/agent_1", "run/agent_2", joint]
-    _, (first, response) = page.completions["query 1"][-1]
-    assert first["completion"] == "bad by run/agent_1"
-    assert response["completion"] == f"bad by {joint}" and response["prompt"] == "after: bad"
-
-
 def test_the_command(tmp_path, monkeypatch):
     """Runs and evaluations, one that has not ended among them, by themselves and side by side."""
     monkeypatch.chdir(tmp_path)
@@ -113,12 +100,11 @@ def test_the_command(tmp_path, monkeypatch):
     command_line(["runs/a"])
     assert (tmp_path / "runs/a/report.html").exists()
     command_line(["runs/e"])
-    for name in ("evaluation.md", "evaluation.png", "report.html"):
-        assert (tmp_path / "runs/e" / name).exists()
+    assert (tmp_path / "runs/e/report.html").exists()
     command_line(["runs/a", "runs/b", "runs/e", "--out", "new/all.html"])
     assert (tmp_path / "new/all.html").exists()
     page = make_page([Path("runs/a"), Path("runs/b"), Path("runs/e")])
-    assert len(page.figures) == 2 and len(page.tables) == 3
+    assert len(page.figures) == 3 and len(page.tables) == 3
     assert len(titles(page)["query 0"]) == 2 + 4
     for argv in (["runs/none"], ["runs/a", "--nope"], []):
         with pytest.raises(UserError):

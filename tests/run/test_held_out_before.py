@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -137,11 +136,10 @@ def test_curves_begin_with_it(tmp_path, drawn_figures, monkeypatch):
     history[3]["eval_task_reward"] = 3.0
     drawn = {}
 
-    def saved(figure, path, **_):
+    def saved(figure, path):
         for line in figure.axes[0].get_lines():
             drawn[line.get_label()] = line.get_xydata().tolist()
-        Path(path).touch()
 
-    monkeypatch.setattr(plots.plt.Figure, "savefig", saved)
+    monkeypatch.setattr(plots, "save", saved)
     plots.plot_curves(history, tmp_path / "curves.png")
     assert drawn["agent_1, held out"] == [[0, 1.0], [2, 2.0], [4, 3.0]]

@@ -11,9 +11,10 @@ import pytest
 from conftest import PLOT_CURVES as plot_curves
 from written import write_evaluation, write_run
 
+from cory.evaluation.report import write_evaluation_report
 from cory.run.folder import read_rows
 from cory.run.plots import svg
-from cory.run.report import NAME, Table, render, write_evaluation_report, write_run_report
+from cory.run.report import NAME, Table, render, write_run_report
 from cory.run.tables import printable
 from study.report import make_page
 

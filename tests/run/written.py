@@ -93,8 +93,8 @@ def write_evaluation(folder: Path, texts=("good", "bad")):
     numbers = {"task_reward": 0.5, "task_reward_ci": 0.1, "kl": 0.2, "kl_ci": 0.0}
     rows = [{"name": name, "calls": 2 if read else 1, **numbers} for name, read in names]
     content = {
-        "settings": {"shown": 1, "ks": []},
-        "said": "2 queries",
+        "settings": {"shown": 100, "ks": []},
+        "description": "2 queries",
         "titles": {"task_reward": "task reward", "kl": "KL"},
         "costs": {"calls": "calls"},
         "queries": queries,

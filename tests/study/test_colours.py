@@ -41,12 +41,5 @@ def test_a_run_has_the_same_colour_in_curves_and_paths_whatever_it_is_called(tmp
     assert len(set.union(*in_curves.values())) == 4
 
 
-def test_rows_of_an_evaluation_have_the_colour_of_their_run():
-    names = ["base", "pair/agent_1", "pair/agent_2", "one/agent_1", "base of one/agent_1"]
-    names += ["base after itself", "pair/agent_2 after agent_1", "one/agent_1 after itself"]
-    base, *others = plots.evaluation_colours(names)
-    assert others == [CORY, CORY, PPO, base, base, CORY, PPO] and base not in (PPO, CORY)
-
-
 def test_more_groups_than_colours_never_have_those_of_ppo_and_cory_again():
     assert {PPO, CORY}.isdisjoint(run_plots.colours(30)[2:])

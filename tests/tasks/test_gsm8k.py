@@ -9,7 +9,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, figure_of
 
 from cory.agent import make_agents
 from cory.command import load
@@ -118,6 +118,7 @@ def test_a_chat_template_puts_everything_into_one_turn_and_is_given_its_options(
             encode(tokenizer, ["good"], {option: False})
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeypatch, command):
     flags = [
         f"--model.name={policy_folder}", f"--task.dataset={problem_folder}", "--iterations=1", "--device=cpu",
@@ -139,7 +140,8 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     saved = json.loads((tmp_path / "out/evaluation.json").read_text())
     metrics = {"pass@1", "pass@2", "pass@4", "greedy", "unparseable", "tokens", "kl"}
     assert len(saved["rows"]) == 8 and all(metrics < set(row) for row in saved["rows"])
-    assert (tmp_path / "out/pass_at_k.png").exists()
+    figure = figure_of((tmp_path / "out/report.html").read_text())
+    assert "pass@k" in figure and "gsm8k_ppo_tiny/agent_1 after itself" in figure
     assert saved["in_training"] == {"gsm8k_cory_tiny": 0.0, "gsm8k_ppo_tiny": 0.0}
 
 

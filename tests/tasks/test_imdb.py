@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, figure_of
 
 from cory.agent import make_agents
 from cory.command import load, read_config
@@ -19,8 +19,6 @@ from cory.trainer import CoryTrainer
 from imdb_train import evaluate, toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
 from imdb_train.task import held_out_rows, make_task, queries
-from study.cells import markdown_table
-from study.report import rows_over_seeds
 
 
 def test_queries_are_the_first_tokens_of_each_review(reviews, tokenizer):
@@ -85,6 +83,7 @@ def evaluated(monkeypatch, *argv) -> dict:
     return json.loads(Path("out/evaluation.json").read_text())
 
 
+@pytest.mark.usefixtures("drawn_figures")
 def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folders = [f"{runs}/imdb_cory_tiny", f"{runs}/imdb_ppo_tiny"]
@@ -98,8 +97,11 @@ def test_evaluation_of_two_runs(runs, tmp_path, monkeypatch):
         assert row["combined_reward"] == pytest.approx(combined, abs=1e-5)
         assert all(row[f"{metric}_ci"] >= 0 for metric in result["titles"])
     assert result["rows"][0]["kl"] == pytest.approx(0, abs=1e-5) and result["rows"][1]["kl"] > 0
-    table = Path("out/evaluation.md").read_text()
-    assert all(name in table for name in names) and Path("out/evaluation.png").exists()
+    page = Path("out/report.html").read_text()
+    assert all(name in figure_of(page) and f"<td>{name}</td>" in page for name in names)
+    assert sorted(path.name for path in Path("out").iterdir()) == [
+        ".lock", "evaluation.json", "report.html", "responses.jsonl", "settings.json"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("split", ["test", "train"])
@@ -114,25 +116,6 @@ def test_evaluation_reports_queries_that_were_trained_on(
     monkeypatch.chdir(tmp_path)
     result = evaluated(monkeypatch, f"{runs}/imdb_ppo_tiny", f"--split={split}", "--queries=0")
     assert result["in_training"] == {"imdb_ppo_tiny": share}
-
-
-def test_models_that_differ_in_their_seed_are_one_row():
-    rows = [{"name": "base", "kl": 0.0, "kl_ci": 0.1}]
-    for seed, kl in enumerate((1.0, 2.0, 6.0)):
-        rows.append({"name": f"a-seed{seed}/agent_1", "kl": kl, "kl_ci": 9.0})
-        rows.append({"name": f"a-seed{seed}/agent_2 after agent_1", "kl": 2 * kl, "kl_ci": 9.0})
-    one = rows_over_seeds(rows)
-    names = ["base", "a/agent_1, 3 seeds", "a/agent_2 after agent_1, 3 seeds"]
-    assert [row["name"] for row in one] == names
-    assert [row["kl"] for row in one] == [0, 3, 6] and one[0]["kl_ci"] == 0.1
-    assert one[1]["kl_ci"] == pytest.approx(4.30265 * (7 / 3) ** 0.5)
-    assert rows_over_seeds(rows[:3]) == []
-
-
-def test_sample_texts_cannot_act_as_markdown():
-    table = markdown_table([{"_a_": "a|b", "base": "<img src=x>\n# [x](y) `z`\x1b[31m"}])
-    assert table.count("\n") == 3
-    assert not any(text in table for text in ("_a_", "<img", "](", "\x1b"))
 
 
 def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):

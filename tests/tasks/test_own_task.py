@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT, sentences
+from conftest import ROOT, read_responses, sentences
 
 from cory.agent import make_agents
 from cory.command import read_config
 from cory.errors import UserError
-from cory.evaluation.command import read_responses
 from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
 from cory.rewards import score_by_function

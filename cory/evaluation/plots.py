@@ -1,0 +1,152 @@
+"""The figure of an evaluation: pass@k over k where it is asked for, else a bar for each row and metric.
+
+An error bar is a 95 % interval. The rows of a run have one colour.
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.ticker import MaxNLocator
+
+from cory.run.plots import colours, save
+
+LINES = ("-", "--", ":", "-.")
+PANELS = 4  # in a row of a figure
+PPO, CORY = colours(2)
+UNTRAINED = "0.6"  # the colour of the base
+
+
+def plot_evaluation(evaluation: Mapping[str, Any], path: Path) -> None:
+    """The figure of what evaluation.json has."""
+    rows = evaluation["rows"]
+    row_colours = evaluation_colours([row["name"] for row in rows])
+    # There is no pass@k of rewards other than 0 and 1.
+    ks = [k for k in evaluation["settings"]["ks"] if all(f"pass@{k}" in row for row in rows)]
+    if ks:
+        plot_pass_at_k(rows, ks, path, row_colours, over="queries")
+    else:
+        plot_bars(rows, evaluation["titles"], path, row_colours, over="queries")
+
+
+def evaluation_colours(names: Sequence[str]) -> list[Any]:
+    """A colour for each row of an evaluation, that of its run."""
+    runs = [name.split("/agent_")[0] for name in names]
+    agents: dict[str, set[str]] = {}
+    for run, name in zip(runs, names, strict=True):
+        agents.setdefault(run, set()).update(re.findall(r"agent_\d+", name))
+    # The others are `base`, `base after itself` and `base of RUN`.
+    trained = {run: len(found) for run, found in agents.items() if run.split()[0] != "base"}
+    colour_of = colours_by_agents(trained)
+    return [colour_of.get(run, UNTRAINED) for run in runs]
+
+
+def colours_by_agents(agents: Mapping[str, int]) -> dict[str, Any]:
+    """A colour by name: PPO's for the first with one agent, CORY's for the first with several, else a further one.
+
+    `agents`: by name of a run or of a group of runs, how many it has.
+    """
+    colour_of: dict[str, Any] = {}
+    one = [name for name, count in agents.items() if count == 1]
+    several = [name for name, count in agents.items() if count > 1]
+    for names, colour in ((one, PPO), (several, CORY)):
+        colour_of |= dict.fromkeys(names[:1], colour)
+    others = [name for name in agents if name not in colour_of]
+    return colour_of | dict(zip(others, colours(2 + len(others))[2:], strict=True))
+
+
+def plot_bars(
+    rows: Sequence[Mapping[str, Any]],
+    metrics: Mapping[str, str],
+    path: Path,
+    row_colours: Sequence[Any],
+    over: str,
+) -> None:
+    """One panel per metric, four in a row, with one bar and its 95 % interval per row of the table.
+
+    Args:
+        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
+        metrics: key to title.
+        row_colours: of each row.
+        over: what the intervals are taken over, such as `seeds`.
+    """
+    names = [row["name"] for row in rows]
+    across = min(PANELS, len(metrics))
+    down = -(-len(metrics) // across)
+    size = (2.0 + 2.4 * across, down * (0.26 * len(rows) + 0.9))
+    figure, axes = plt.subplots(
+        down, across, figsize=size, layout="constrained", squeeze=False, sharey=True
+    )
+    for axis in axes.flat[len(metrics) :]:
+        axis.set_visible(False)
+    for axis, (metric, title) in zip(axes.flat, metrics.items(), strict=False):
+        values = [row.get(metric, math.nan) for row in rows]
+        errors = [_half_width(row, metric) for row in rows]
+        axis.barh(
+            names,
+            values,
+            xerr=errors,
+            color=row_colours,
+            height=0.6,
+            error_kw={"lw": 1, "capsize": 3},
+        )
+        axis.set_title(title, fontsize=10)
+        axis.axvline(0, color="0.3", lw=0.8)
+        axis.xaxis.set_major_locator(MaxNLocator(4))
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].invert_yaxis()
+    figure.supxlabel(f"error bars: 95 % intervals over {over}", fontsize=8)
+    save(figure, path)
+
+
+def plot_pass_at_k(
+    rows: Sequence[Mapping[str, Any]],
+    ks: Sequence[int],
+    path: Path,
+    row_colours: Sequence[Any],
+    over: str,
+) -> None:
+    """pass@k over k, a line with its 95 % interval per model, as in the paper's Fig. 5.
+
+    Args:
+        rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
+        row_colours: of each row. Rows of one colour differ in their lines.
+        over: what the intervals are taken over, such as `seeds`.
+    """
+    many = len(rows) > 4
+    figure, axis = plt.subplots(
+        figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained"
+    )
+    for index, (row, colour) in enumerate(zip(rows, row_colours, strict=True)):
+        same_colour = list(row_colours[:index]).count(colour)
+        values = [row[f"pass@{k}"] for k in ks]
+        errors = [_half_width(row, f"pass@{k}") for k in ks]
+        axis.errorbar(
+            ks,
+            values,
+            errors,
+            label=row["name"],
+            ls=LINES[same_colour % len(LINES)],
+            marker="o",
+            ms=3,
+            lw=1.4,
+            capsize=2,
+            color=colour,
+        )
+    axis.set(xlabel=f"k (error bars: 95 % intervals over {over})", ylabel="pass@k")
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(ks, [str(k) for k in ks])
+    axis.spines[["top", "right"]].set_visible(False)
+    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
+    axis.legend(frameon=False, fontsize=8, **beside)
+    save(figure, path)
+
+
+def _half_width(row: Mapping[str, Any], metric: str) -> float:
+    """Of a metric's interval; nan where it has none."""
+    half_width = row.get(f"{metric}_ci")
+    return math.nan if half_width is None else half_width

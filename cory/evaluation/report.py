@@ -1,0 +1,47 @@
+"""An evaluation as one HTML file that opens from disk: its table, its figure and the texts side by side."""
+
+import json
+from functools import partial
+from pathlib import Path
+
+from cory.run.folder import read_rows
+from cory.run.report import NAME, Page, Record, Table, write_or_warn
+from cory.run.tables import interval_rows
+
+
+def write_evaluation_report(folder: Path) -> None:
+    """Writes report.html into the folder of an evaluation. Warns if that fails."""
+    write_or_warn(folder / NAME, partial(evaluation_page, folder))
+
+
+def evaluation_page(folder: Path) -> Page:
+    """The page of an evaluation that has ended, with each model's first response to the first `shown` queries."""
+    # Here, as importing matplotlib takes a while.
+    from cory.evaluation.plots import plot_evaluation
+    from cory.run.plots import svg
+
+    evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    page = Page(folder.name)
+    page.figures.append(svg(partial(plot_evaluation, evaluation)))
+
+    note = f"{folder.name}: {evaluation['description']}. Mean ± half-width of the 95 % interval over queries."
+    rows = interval_rows(evaluation["rows"], evaluation["titles"] | evaluation["costs"])
+    page.tables.append(Table("Held-out evaluation", rows, note))
+
+    chains: dict[tuple[str, int], list[Record]] = {}
+    for record in read_rows(folder / "responses.jsonl"):
+        if record["query"] < evaluation["settings"]["shown"]:
+            response = {
+                "query": evaluation["queries"][record["query"]],
+                "columns": evaluation["columns"][record["query"]],
+                "role": record["role"],
+                "prompt": record["prompt"],
+                "completion": record["completions"][0],
+                "task_reward": record["rewards"][0],
+                "team_reward": record.get("team_rewards", [None])[0],
+                "kl": record["kl"][0],
+            }
+            earlier = chains.get((record.get("read", ""), record["query"]), [])
+            chain = chains[record["model"], record["query"]] = [*earlier, response]
+            page.add_chain(record["model"], chain)
+    return page
