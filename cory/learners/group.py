@@ -43,21 +43,14 @@ class WindowPolicy(torch.nn.Module):
         position_ids: Tensor,
         width: int,
         index: Tensor | None = None,
-        run_head: bool = True,
     ) -> tuple[Tensor, None]:
         """Logits (batch, R, vocabulary), float32, at the last `width` positions, or at those of
-        `index`; without `run_head` the hidden states there. See `window.forward`.
+        `index`. See `window.forward`.
         """
-        logits, hidden = window.forward(
-            self.pretrained_model,
-            input_ids,
-            mask,
-            position_ids,
-            width,
-            index=index,
-            run_head=run_head,
+        logits, _ = window.forward(
+            self.pretrained_model, input_ids, mask, position_ids, width, index=index
         )
-        return logits.float() if run_head else hidden, None
+        return logits.float(), None
 
 
 class GroupLearner(Learner):

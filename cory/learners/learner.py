@@ -28,8 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.errors import NotFinite
-from cory.learners import head, losses
-from cory.learners.head import ChunkedHead
+from cory.learners import losses
 from cory.learners.losses import LossTerms
 from cory.learners.memory import PassSize
 from cory.learners.optimizer import load_tensors, tensors_of
@@ -279,10 +278,6 @@ class Learner(ABC):
         width = reference.logprobs.shape[1]
         if self.ppo.kl_penalty == "kl":
             return policy.logprobs[rows, :width] - reference.logprobs
-        if policy.head is not None and reference.head is not None:
-            with autocast(self.device, self.config.precision):
-                return policy.head.select(rows, width).kl(reference.head)
-        assert policy.all_logprobs is not None and reference.all_logprobs is not None
         return full_kl(policy.all_logprobs[rows, :width], reference.all_logprobs)
 
     # Forward passes
@@ -299,23 +294,16 @@ class Learner(ABC):
             return self._pass(self.model, rows)
 
     def _pass(self, model: torch.nn.Module, rows: Window) -> ForwardPass:
-        # Log-probabilities are those of the distribution that was sampled.
-        temperature = self.config.sampling.temperature
-        positions = self.pass_size.positions_at_a_time
-        if positions is None:
-            with autocast(self.device, self.config.precision):
-                logits, values = model(*self._inputs(rows))
-            logprobs, all_logprobs = losses.TokenLogprobs.apply(
-                logits, rows.response_ids, temperature
-            )
-            return ForwardPass(logprobs, values, all_logprobs)
-
+        """A pass of a wrapped model: logits (rows, R, vocabulary) and values (rows, R) at the response
+        positions, and from them the log-probabilities.
+        """
         with autocast(self.device, self.config.precision):
-            hidden, values = model(*self._inputs(rows), run_head=False)
-            layer = head.output_layer(self.accelerator.unwrap_model(model).pretrained_model)
-            chunked = ChunkedHead(layer, hidden, positions, temperature)
-            logprobs, entropies = chunked.token_logprobs(rows.response_ids)
-        return ForwardPass(logprobs, values, head=chunked, entropies=entropies)
+            logits, values = model(*self._inputs(rows))
+        # Log-probabilities are those of the distribution that was sampled.
+        logprobs, all_logprobs = losses.TokenLogprobs.apply(
+            logits, rows.response_ids, self.config.sampling.temperature
+        )
+        return ForwardPass(logprobs, values, all_logprobs)
 
     def _inputs(self, rows: Window) -> tuple[Tensor, Tensor | None, Tensor, int, Tensor | None]:
         """What a pass reads, with each prompt once where rows share it and that is less work."""

@@ -21,9 +21,7 @@ class TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, ids: Tensor, temperature: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """See the class."""
         if temperature != 1.0:
             logits = logits / temperature

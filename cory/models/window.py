@@ -210,15 +210,13 @@ def forward(
     width: int,
     cache: DynamicCache | None = None,
     index: Tensor | None = None,
-    run_head: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that
     they come from.
 
     `attention_mask`: see `whole_mask`. `cache`: of what stands before `input_ids`; the mask covers
     it, too. `index`: (rows, R) of these positions, row after row; then there are logits (rows, R,
-    vocabulary) of those alone. `run_head`: False for the hidden states alone; the logits are then
-    of one position of one row.
+    vocabulary) of those alone.
     """
     seen: list[Tensor] = []
 
@@ -228,7 +226,7 @@ def forward(
             hidden = hidden[:, -width:].flatten(0, 1)[index]
         # A slice would be projected row by row where no gradient is needed.
         seen.append(hidden.contiguous())
-        return (seen[-1] if run_head else seen[-1][:1, -1:], *args[1:])
+        return (seen[-1], *args[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
     options = accepted(model, {"position_ids": position_ids, "logits_to_keep": width})
