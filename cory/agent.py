@@ -101,11 +101,6 @@ class Agent:
         """Whether the agent learns; others are frozen."""
         return self.learner is not None
 
-    @property
-    def optimizer_steps(self) -> int:
-        """Number of optimizer steps in this process, also of those left out as they were not finite."""
-        return 0 if self.learner is None else self.learner.optimizer_steps
-
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
         return encode(self.tokenizer, prompts, self.chat_template, self.date)

@@ -96,18 +96,14 @@ class GroupLearner(Learner):
         if self.kl_in == "auto":
             self.kl_in = self.rule.kl_in
 
-    def weights(self, rollouts: Sequence[Rollout]) -> Tensor:
+    def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
         """As of every learner, but for DAPO: 0 where a response was cut at its limit, and a mean over
         tokens in place of responses.
         """
-        weights = super().weights(rollouts)
+        weights = super().row_weights(rollouts)
         lengths = [len(ids) for rollout in rollouts for ids in rollout.response_ids]
         if self.rule.needs_end:
-            finished = [
-                ended
-                for rollout in rollouts
-                for ended in rollout.finished or [True] * len(rollout.response_ids)
-            ]
+            finished = [ended for rollout in rollouts for ended in rollout.finished]
             weights = weights * to_device(torch.tensor(finished), self.device)
             lengths = [n * ended for n, ended in zip(lengths, finished, strict=True)]
         if self.rule.loss_over == "batch":

@@ -149,7 +149,9 @@ class LossTerms(NamedTuple):
     value_loss: Tensor | None = None
 
     def vector(self) -> Tensor:
-        """The terms that there are, as one tensor without gradient; `LossTerms(*vector)` names them again."""
+        """The terms that there are, as one tensor without gradient. `LossTerms(*vector)` names them
+        again: the only one that may be missing, `value_loss`, is the last.
+        """
         return torch.stack([term.detach() for term in self if term is not None])
 
     def over(self, count: Tensor) -> "LossTerms":

@@ -55,8 +55,9 @@ class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
 
 
 def rollout_of(queries, responses):
-    """A rollout of these token ids, in which no text is read."""
-    return Rollout([""] * len(queries), [""] * len(queries), queries, responses)
+    """A rollout of these token ids, in which no text is read and no response was cut."""
+    texts = [""] * len(queries)
+    return Rollout(texts, texts, queries, responses, finished=[True] * len(queries))
 
 
 def policies(tokenizer, wrapper):
