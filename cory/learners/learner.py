@@ -93,7 +93,7 @@ class Learner(ABC):
 
         self.checkpointed_layers = recompute_in_eval(model)
         self.model.eval()
-        self.pass_size = PassSize(self.policy, config, device, self.mini_batch_size)
+        self.pass_size = PassSize(self.policy, config, device)
 
     @abstractmethod
     def targets(

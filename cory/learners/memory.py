@@ -43,22 +43,19 @@ class PassSize:
         policy: the causal language model, on `device`.
         config: the run's settings.
         device: where the passes run.
-        mini_batch_size: rows of a mini-batch in this process.
 
     Attributes:
-        micro_batch: rows of a pass with gradient, at most a mini-batch.
+        micro_batch: rows of a pass with gradient, at most this process's share of a mini-batch.
     """
 
-    def __init__(
-        self, policy: LanguageModel, config: Config, device: torch.device, mini_batch_size: int
-    ) -> None:
+    def __init__(self, policy: LanguageModel, config: Config, device: torch.device) -> None:
         self.policy = policy
         self.config = config
         self.device = device
         rows = config.ppo.micro_batch
         if rows == "auto":
             rows = rows_within(LARGEST, device, policy, config.longest_response)
-        self.micro_batch = min(mini_batch_size, rows)
+        self.micro_batch = min(config.ppo.mini_batch_size // distributed.world_size(), rows)
 
     def rows_without_gradient(self, window: Window) -> int:
         """The most rows of a pass without gradient: of a micro-batch, those whose log-probabilities
