@@ -227,7 +227,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     rollout = Rollout([""] * size, [""] * size, queries, responses, finished=list(FINISHED))
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")
-    experience = Experience(batch, old, targets, learner.weights([rollout]))
+    experience = Experience(batch, old, targets, learner.row_weights([rollout]))
     terms = learner._backward(experience, list(range(size)), last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
     return {"advantages": targets.advantages[:, 0], "loss": terms.loss, **gradients}

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory.config import Config, ModelConfig, SamplingConfig
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
+from cory.learners.memory import PassSize
 from cory.learners.optimizer import check_optimizer
 from cory.learners.ppo import PPOLearner
 from cory.learners.records import UpdateStats
@@ -87,6 +88,7 @@ class Agent:
         self.config = config
         self.device = device
         self.learner = learner
+        self.pass_size = PassSize(policy, config, device) if learner is None else learner.pass_size
         self.engine = engine
         self.chat_template = config.model.chat_template
         self.date = date.today().isoformat()
@@ -100,11 +102,6 @@ class Agent:
     def is_trained(self) -> bool:
         """Whether the agent learns; others are frozen."""
         return self.learner is not None
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Number of optimizer steps in this process, also of those left out as they were not finite."""
-        return 0 if self.learner is None else self.learner.optimizer_steps
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of prompts, as the policy reads them."""
@@ -198,19 +195,24 @@ class Agent:
             len(prompt) + len(text) for prompt, text in zip(prompt_ids, text_ids, strict=True)
         ]
         check_lengths(lengths, 0, self.context_length, prompts)
+        with self._answering():
+            return self.pass_size.retrying(self._log_likelihoods, prompt_ids, text_ids)
 
+    def _log_likelihoods(
+        self, prompt_ids: Sequence[torch.Tensor], text_ids: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """(rows,) as of `log_likelihoods`, of token ids, a micro-batch at a time."""
         pad_id = pad_token(self.tokenizer)
         likelihoods = []
-        with self._answering():
-            for start in range(0, len(prompts), self.config.ppo.mini_batch_size):
-                rows = slice(start, start + self.config.ppo.mini_batch_size)
-                logits = response_logits(self.policy, prompt_ids[rows], text_ids[rows], pad_id)
-                logprobs = (logits.float() / self.config.sampling.temperature).log_softmax(-1)
-                ids, mask = (
-                    to_device(part, self.device) for part in pad(text_ids[rows], pad_id, "right")
-                )
-                of_tokens = logprobs.gather(-1, ids[..., None]).squeeze(-1)
-                likelihoods.append((of_tokens * mask).sum(1).cpu())
+        for start in range(0, len(prompt_ids), self.pass_size.micro_batch):
+            rows = slice(start, start + self.pass_size.micro_batch)
+            logits = response_logits(self.policy, prompt_ids[rows], text_ids[rows], pad_id)
+            logprobs = (logits.float() / self.config.sampling.temperature).log_softmax(-1)
+            ids, mask = (
+                to_device(part, self.device) for part in pad(text_ids[rows], pad_id, "right")
+            )
+            of_tokens = logprobs.gather(-1, ids[..., None]).squeeze(-1)
+            likelihoods.append((of_tokens * mask).sum(1).cpu())
         return torch.cat(likelihoods)
 
     @contextmanager

@@ -394,7 +394,8 @@ class PPOConfig(Settings):
             tokens. To save memory without changing the update, set `micro_batch`.
         micro_batch: Samples per pass, in each process: forward and backward, and of the reference. Changes results by
             rounding only; smaller ones share fewer prompts and cannot reuse the first pass.
-            `auto`: the whole mini-batch, halved whenever memory runs out (one process only).
+            `auto`: the whole mini-batch, or as many of its rows as make an array of rows, response tokens and
+            vocabulary of at most 1 GiB on a CPU or 4 GiB on a GPU; halved whenever memory runs out (one process only).
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2); also the eta of the combined reward throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.

@@ -164,18 +164,18 @@ class CoryTrainer:
         with timed(seconds, "generate"):
             rollouts = self.roll_out(chain, batch, self.generators(Purpose.SAMPLING, chain, k))
 
-        # Every role's own task reward, the chain's if there is one, and what a role is trained on: the sum over the
-        # chain (Eq. 4).
+        # Every role's own task reward, the chain's if there is one, and what a role is trained on, by `cory.credit`
+        # (Eq. 4 for `collective`).
         with timed(seconds, "reward"):
             scores = score_rollouts(self.task, batch, rollouts)
             task_rewards = [score.total for score in scores]
             team_rewards = score_team(self.task, batch, rollouts)
-            baselines = rewards_without_reading(self, k, chain, batch)
+            unread_rewards = rewards_without_reading(self, k, chain, batch)
             rewards = assign_credit(
                 task_rewards,
                 self.config.cory.credit,
                 self.config.cory.weight,
-                baselines,
+                unread_rewards,
                 team_rewards,
                 information_in_responses(self, chain, batch, rollouts),
             )

@@ -249,6 +249,12 @@ def run_iteration(trainer, k: int) -> list[dict]:
     return trainer.iteration(k).records
 
 
+def optimizer_steps(agent) -> int:
+    """How many steps Adam has made."""
+    (steps,) = {int(state["step"]) for state in agent.learner.optimizer.state.values()}
+    return steps
+
+
 REWARDS = """
 def count_good(prompts, completions):
     return [completion.count("good") + len(completion) / 50 for completion in completions]

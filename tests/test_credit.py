@@ -13,7 +13,7 @@ from chain_gradients import (
     world,
     world_of_questions,
 )
-from conftest import run_iteration, sentences
+from conftest import optimizer_steps, run_iteration, sentences
 from test_trainer import PROMPTS, count_good, make_trainer
 
 from cory.agent import make_agents
@@ -177,7 +177,7 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
         [r1.mean().item(), r2.mean().item()]
     )
     # Twice the rows in mini-batches of the same size.
-    assert agent.optimizer_steps == 2 * config.ppo.ppo_epochs
+    assert optimizer_steps(agent) == 2 * config.ppo.ppo_epochs
     lengths = [sum(map(len, rollout.response_ids)) / 8 for rollout in rollouts]
     assert [record["response_tokens"] for record in records] == pytest.approx(lengths)
     trainer.iteration(1)

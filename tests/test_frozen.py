@@ -24,7 +24,7 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, rank):
     saved, lora = CheckpointConfig(save_every=2), LoraConfig(rank=rank)
     trainer = make_trainer(replace(config, agents=FROZEN, checkpoint=saved, lora=lora))
     trained, frozen = trainer.agents
-    assert frozen.learner is None and frozen.optimizer_steps == 0
+    assert frozen.learner is None
     before = weights(frozen.policy)
 
     def answers(agent):

@@ -10,11 +10,13 @@ from test_credit import spy
 from test_questions import PROMPTS, make_questions, rows_of
 from test_trainer import count_good
 
+import cory.agent
 from cory.agent import make_agents
 from cory.config import CoryConfig, LoraConfig, SamplingConfig
 from cory.credit import LARGEST_INFORMATION, assign_credit
 from cory.errors import UserError
 from cory.iteration import draw_batch
+from cory.models.window import response_logits
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -54,7 +56,7 @@ def disturb(agent):
     ids=["ppo", "grpo", "lora"],
 )
 def test_likelihoods_are_those_of_a_plain_pass_over_each_text(config, changes, temperature):
-    """Of texts of different lengths, in chunks, also where prompts begin alike; of a frozen agent, too."""
+    """Of texts of different lengths, in several passes, also where prompts begin alike; of a frozen agent, too."""
     sampling = SamplingConfig(3, 6, temperature=temperature)
     agents = [{}, {}, {"trained": False}]
     cory = CoryConfig(num_agents=3)
@@ -83,6 +85,43 @@ def test_likelihoods_are_those_of_a_plain_pass_over_each_text(config, changes, t
         assert torch.equal(agent.log_likelihoods(prompts, texts), found)  # nothing is drawn
     assert (expected["agent_1"] - expected["agent_2"]).abs().min() > 1e-3
     assert (expected["agent_1"] - expected["agent_3"]).abs().min() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows_of_passes"),
+    [
+        ({"mini_batch_size": 8}, [8]),
+        ({"mini_batch_size": 4}, [4, 4]),
+        ({"micro_batch": 3}, [3, 3, 2]),
+    ],
+)
+def test_likelihoods_take_a_micro_batch_at_a_time(config, monkeypatch, changes, rows_of_passes):
+    (agent, _) = make_agents(replace(config, ppo=replace(config.ppo, **changes)))
+    rows = []
+
+    def counted(policy, prompts, *rest):
+        rows.append(len(prompts))
+        return response_logits(policy, prompts, *rest)
+
+    monkeypatch.setattr(cory.agent, "response_logits", counted)
+    agent.log_likelihoods(sentences(8), ["good"] * 8)
+    assert rows == rows_of_passes
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["trained", "frozen"])
+def test_likelihoods_take_fewer_rows_where_memory_runs_out(config, monkeypatch, index):
+    agents = make_agents(replace(config, agents=[{}, {"trained": False}]))
+    expected = agents[index].log_likelihoods(sentences(8), ["good"] * 8)
+
+    def limited(policy, prompts, *rest):
+        if len(prompts) > 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+        return response_logits(policy, prompts, *rest)
+
+    monkeypatch.setattr(cory.agent, "response_logits", limited)
+    with pytest.warns(UserWarning, match="ppo.micro_batch"):
+        found = agents[index].log_likelihoods(sentences(8), ["good"] * 8)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_turn_of_a_chat_is_the_text_as_it_is(config, monkeypatch):

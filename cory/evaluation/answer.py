@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from cory.config import EvaluationConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.rows import Lineup, ModelSource, Row, same_weights
-from cory.learners.head import WHOLE, limit
+from cory.learners.memory import LARGEST, rows_within
 from cory.metrics import full_kl
 from cory.models import window
 from cory.models.load import adapter_tokenizer, attach, load_answering
@@ -135,7 +135,7 @@ class Answerer:
         """Samples one response of at most `sampling.max_new_tokens` tokens per prompt.
 
         Batches hold prompts of similar length, at most `batch_size`, and with `kl` no more than whose logits (rows,
-        max_new_tokens, vocabulary) are `WHOLE`. Without `kl` it and `base_nll` are 0.
+        max_new_tokens, vocabulary) are within `LARGEST`. Without `kl` it and `base_nll` are 0.
 
         Raises a UserError: a prompt is too long for the model, or a probability is not finite.
         """
@@ -160,8 +160,8 @@ class Answerer:
             ends_turn = turn_stop(model, self.tokenizer, self.chat_template)
             sampling = replace(sampling, stop=[*sampling.stop, *ends_turn])
         if kl:
-            row = sampling.max_new_tokens * model.config.get_text_config().vocab_size
-            batch_size = max(1, min(batch_size, limit(WHOLE, model.device) // row))
+            rows = rows_within(LARGEST, model.device, model, sampling.max_new_tokens)
+            batch_size = min(batch_size, rows)
         by_length = sorted(range(count), key=lambda i: lengths[i])
         for start in range(0, count, batch_size):
             batch = by_length[start : start + batch_size]

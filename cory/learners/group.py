@@ -43,21 +43,14 @@ class WindowPolicy(torch.nn.Module):
         position_ids: Tensor,
         width: int,
         index: Tensor | None = None,
-        run_head: bool = True,
     ) -> tuple[Tensor, None]:
         """Logits (batch, R, vocabulary), float32, at the last `width` positions, or at those of
-        `index`; without `run_head` the hidden states there. See `window.forward`.
+        `index`. See `window.forward`.
         """
-        logits, hidden = window.forward(
-            self.pretrained_model,
-            input_ids,
-            mask,
-            position_ids,
-            width,
-            index=index,
-            run_head=run_head,
+        logits, _ = window.forward(
+            self.pretrained_model, input_ids, mask, position_ids, width, index=index
         )
-        return logits.float() if run_head else hidden, None
+        return logits.float(), None
 
 
 class GroupLearner(Learner):
@@ -103,18 +96,14 @@ class GroupLearner(Learner):
         if self.kl_in == "auto":
             self.kl_in = self.rule.kl_in
 
-    def weights(self, rollouts: Sequence[Rollout]) -> Tensor:
+    def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
         """As of every learner, but for DAPO: 0 where a response was cut at its limit, and a mean over
         tokens in place of responses.
         """
-        weights = super().weights(rollouts)
+        weights = super().row_weights(rollouts)
         lengths = [len(ids) for rollout in rollouts for ids in rollout.response_ids]
         if self.rule.needs_end:
-            finished = [
-                ended
-                for rollout in rollouts
-                for ended in rollout.finished or [True] * len(rollout.response_ids)
-            ]
+            finished = [ended for rollout in rollouts for ended in rollout.finished]
             weights = weights * to_device(torch.tensor(finished), self.device)
             lengths = [n * ended for n, ended in zip(lengths, finished, strict=True)]
         if self.rule.loss_over == "batch":

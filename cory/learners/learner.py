@@ -28,8 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cory.config import Config
 from cory.errors import NotFinite
-from cory.learners import head, losses
-from cory.learners.head import ChunkedHead
+from cory.learners import losses
 from cory.learners.losses import LossTerms
 from cory.learners.memory import PassSize
 from cory.learners.optimizer import load_tensors, tensors_of
@@ -41,7 +40,7 @@ from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.text import pad_token
 from cory.models.vllm import difference
-from cory.models.window import Window, recompute_in_eval, share_prompts
+from cory.models.window import PassInputs, Window, recompute_in_eval, share_prompts
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, to_device
 
@@ -91,11 +90,10 @@ class Learner(ABC):
         self.batch_size = config.ppo.batch_size // distributed.world_size()
         self.mini_batch_size = config.ppo.mini_batch_size // distributed.world_size()
         self.model_params = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer_steps = 0  # in this process
 
         self.checkpointed_layers = recompute_in_eval(model)
         self.model.eval()
-        self.pass_size = PassSize(self.policy, config, device, self.mini_batch_size)
+        self.pass_size = PassSize(self.policy, config, device)
 
     @abstractmethod
     def targets(
@@ -126,7 +124,7 @@ class Learner(ABC):
             tokens, responses: response tokens and responses of the mini-batch.
         """
 
-    def weights(self, rollouts: Sequence[Rollout]) -> Tensor:
+    def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
         """(rows,), the weight of each row in the loss: rollouts of different sizes count alike."""
         return to_device(_role_weights(rollouts), self.device)
 
@@ -157,14 +155,14 @@ class Learner(ABC):
         # Advantages, from the training rewards and that KL; the loss's weight of each row.
         scaled_rewards, reward_moments = self._scale(torch.cat(list(rewards)))
         targets = self.targets(old, scaled_rewards, batch.response_mask, rollouts)
-        weights = self.weights(rollouts)
-        experience = Experience(batch, old, targets, weights)
+        row_weights = self.row_weights(rollouts)
+        experience = Experience(batch, old, targets, row_weights)
 
         # Each epoch reads all rows in a new order, some in each optimizer step.
         steps: list[Step] = []
         for _ in range(self.ppo.ppo_epochs):
-            order = shuffle.permutation(len(weights)).tolist()
-            for indices in _even_parts(order, self._steps_per_epoch(len(weights))):
+            order = shuffle.permutation(len(row_weights)).tolist()
+            for indices in _even_parts(order, self._steps_per_epoch(len(row_weights))):
                 step = self.pass_size.retrying(self._gradients, experience, indices)
                 _check_finite(step, rollouts)
                 self._optimizer_step(step)
@@ -279,10 +277,6 @@ class Learner(ABC):
         width = reference.logprobs.shape[1]
         if self.ppo.kl_penalty == "kl":
             return policy.logprobs[rows, :width] - reference.logprobs
-        if policy.head is not None and reference.head is not None:
-            with autocast(self.device, self.config.precision):
-                return policy.head.select(rows, width).kl(reference.head)
-        assert policy.all_logprobs is not None and reference.all_logprobs is not None
         return full_kl(policy.all_logprobs[rows, :width], reference.all_logprobs)
 
     # Forward passes
@@ -299,25 +293,18 @@ class Learner(ABC):
             return self._pass(self.model, rows)
 
     def _pass(self, model: torch.nn.Module, rows: Window) -> ForwardPass:
-        # Log-probabilities are those of the distribution that was sampled.
-        temperature = self.config.sampling.temperature
-        positions = self.pass_size.positions_at_a_time
-        if positions is None:
-            with autocast(self.device, self.config.precision):
-                logits, values = model(*self._inputs(rows))
-            logprobs, all_logprobs = losses.TokenLogprobs.apply(
-                logits, rows.response_ids, temperature
-            )
-            return ForwardPass(logprobs, values, all_logprobs)
-
+        """A pass of a wrapped model: logits (rows, R, vocabulary) and values (rows, R) at the response
+        positions, and from them the log-probabilities.
+        """
         with autocast(self.device, self.config.precision):
-            hidden, values = model(*self._inputs(rows), run_head=False)
-            layer = head.output_layer(self.accelerator.unwrap_model(model).pretrained_model)
-            chunked = ChunkedHead(layer, hidden, positions, temperature)
-            logprobs, entropies = chunked.token_logprobs(rows.response_ids)
-        return ForwardPass(logprobs, values, head=chunked, entropies=entropies)
+            logits, values = model(*self._inputs(rows))
+        # Log-probabilities are those of the distribution that was sampled.
+        logprobs, all_logprobs = losses.TokenLogprobs.apply(
+            logits, rows.response_ids, self.config.sampling.temperature
+        )
+        return ForwardPass(logprobs, values, all_logprobs)
 
-    def _inputs(self, rows: Window) -> tuple[Tensor, Tensor | None, Tensor, int, Tensor | None]:
+    def _inputs(self, rows: Window) -> PassInputs:
         """What a pass reads, with each prompt once where rows share it and that is less work."""
         shared = share_prompts(self.policy, rows)
         if shared is not None:
@@ -325,7 +312,7 @@ class Learner(ABC):
         mask = window.whole_mask(
             self.policy, rows.attention_mask, rows.input_ids.shape[1], rows.is_padded
         )
-        return rows.input_ids, mask, rows.position_ids, rows.response_ids.shape[1], None
+        return PassInputs(rows.input_ids, mask, rows.position_ids, rows.response_ids.shape[1])
 
     # Rewards
 
@@ -421,7 +408,6 @@ class Learner(ABC):
         if self.ppo.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model_params, self.ppo.max_grad_norm)
         self.optimizer.step()
-        self.optimizer_steps += 1
         self.optimizer.zero_grad()
 
     # Statistics
@@ -444,16 +430,16 @@ class Learner(ABC):
 
         # Means over the mini-batches of all epochs.
         terms = torch.stack([term.vector() for step in steps for term in step.terms]).mean(0)
-        means = dict(zip(LossTerms._fields, terms.tolist(), strict=False))
+        means = LossTerms(*terms.cpu())
         return [
             UpdateStats(
                 kl=kl,
                 kl_coef=self.kl_controller.value,
-                entropy=means["entropy"],
-                policy_loss=means["policy_loss"],
-                value_loss=means.get("value_loss"),
+                entropy=means.entropy.item(),
+                policy_loss=means.policy_loss.item(),
+                value_loss=None if means.value_loss is None else means.value_loss.item(),
                 explained_variance=explained_variance,
-                clip_fraction=means["clip_fraction"],
+                clip_fraction=means.clip_fraction.item(),
                 gradient_norm=statistics.fmean(step.gradient_norm for step in steps),
                 dropped_steps=sum(map(self._is_dropped, steps)),
                 response_tokens=length,

@@ -21,9 +21,7 @@ class TokenLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, ids: Tensor, temperature: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
         """See the class."""
         if temperature != 1.0:
             logits = logits / temperature
@@ -151,7 +149,9 @@ class LossTerms(NamedTuple):
     value_loss: Tensor | None = None
 
     def vector(self) -> Tensor:
-        """The terms that there are, as one tensor without gradient; `LossTerms(*vector)` names them again."""
+        """The terms that there are, as one tensor without gradient. `LossTerms(*vector)` names them
+        again: the only one that may be missing, `value_loss`, is the last.
+        """
         return torch.stack([term.detach() for term in self if term is not None])
 
     def over(self, count: Tensor) -> "LossTerms":

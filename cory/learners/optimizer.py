@@ -81,11 +81,7 @@ def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Te
 def load_tensors(
     tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter], optimizer: Any
 ) -> None:
-    """Loads what `tensors_of` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed.
-
-    `tensors` may read each from a file when it is asked for. Weights are read twice: to see that all
-    fit, and to load them.
-    """
+    """Loads what `tensors_of` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
     state_keys: dict[str, list[str]] = {name: [] for name in trained}
     for key in tensors:
         kind, name, *_ = key.split("/")

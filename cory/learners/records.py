@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from cory.learners import losses
-from cory.learners.head import ChunkedHead
 from cory.learners.losses import LossTerms
 from cory.models.window import Window
 from cory.parallel.devices import to_device
@@ -20,21 +19,15 @@ from cory.parallel.devices import to_device
 class ForwardPass(NamedTuple):
     """What a forward pass gives for its rows, at their response positions.
 
-    logprobs: of the response tokens. values: PPO only. all_logprobs: (rows, R, vocabulary), or in its
-    place, where the output layer is run in chunks, `head` and `entropies`.
+    logprobs: of the response tokens. values: PPO only. all_logprobs: (rows, R, vocabulary).
     """
 
     logprobs: Tensor
     values: Tensor | None
-    all_logprobs: Tensor | None = None
-    head: ChunkedHead | None = None
-    entropies: Tensor | None = None
+    all_logprobs: Tensor
 
     def entropy(self, rows_at_a_time: int) -> Tensor:
         """In nats, without gradient."""
-        if self.entropies is not None:
-            return self.entropies
-        assert self.all_logprobs is not None
         return losses.entropy(self.all_logprobs, rows_at_a_time)
 
 

@@ -43,23 +43,15 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         position_ids: torch.Tensor,
         width: int,
         index: torch.Tensor | None = None,
-        run_head: bool = True,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits (batch, R, vocabulary) and values (batch, R), float32, at the last `width`
-        positions, or at those of `index`; without `run_head` the hidden states there in the logits'
-        place. See `window.forward`.
+        positions, or at those of `index`. See `window.forward`.
         """
         logits, hidden = window.forward(
-            self.pretrained_model,
-            input_ids,
-            mask,
-            position_ids,
-            width,
-            index=index,
-            run_head=run_head,
+            self.pretrained_model, input_ids, mask, position_ids, width, index=index
         )
         values = self.v_head(hidden).squeeze(-1).float()  # Eq. 10
-        return logits.float() if run_head else hidden, values
+        return logits.float(), values
 
 
 # Settings that TRL does not have.

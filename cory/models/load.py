@@ -46,14 +46,11 @@ HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be r
 NAMED = 5  # tensors that an error names; it counts the others
 
 
-def find(
-    name: str, what: str, revision: str | None = None, kind: str = "model", cached: bool = False
-) -> dict[str, Any]:
-    """Where to load `name` from, as from_pretrained arguments. What is in the local cache needs no Hub.
+def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
+    """Where to load a model from, as from_pretrained arguments. What is in the local cache needs no Hub.
 
     Args:
-        what: the key that named it, for the message. kind: `model` or `dataset`. cached: whether it
-            is known to be in the local cache; for models this is looked up.
+        what: the key that named it, for the message.
 
     Raises a UserError: no such folder, or the Hub refuses, or does not answer within a few seconds.
     """
@@ -61,17 +58,14 @@ def find(
         return {"local_files_only": True}
     expect(not is_local(name), what, "a Hub id or an existing local folder", name)
     try:
-        HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=HUB_TIMEOUT)
+        HfApi().repo_info(name, revision=revision, timeout=HUB_TIMEOUT)
     except Exception as error:  # as of the HTTP library underneath, which differs between versions
-        in_cache = kind == "model" and isinstance(
-            try_to_load_from_cache(name, "config.json", revision=revision), str
-        )
-        if cached or in_cache:
+        if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             return {"local_files_only": True, "revision": revision}
         at_revision = f" at revision {revision!r}" if revision else ""
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{what}: expected a local folder or a {kind} on the Hub, got {name!r}{at_revision} ({reason})"
+            f"{what}: expected a local folder or a model on the Hub, got {name!r}{at_revision} ({reason})"
         ) from None
     return {"revision": revision}
 
@@ -206,15 +200,15 @@ def listed(names: Collection[str]) -> str:
 
 
 @contextmanager
-def quiet(library: Any = logging) -> Iterator[None]:
-    """Disables a library's progress bars, by its logging module; by default transformers'."""
-    shown = library.is_progress_bar_enabled()
-    library.disable_progress_bar()
+def quiet() -> Iterator[None]:
+    """Disables transformers' progress bars."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         if shown:
-            library.enable_progress_bar()
+            logging.enable_progress_bar()
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:

@@ -21,8 +21,8 @@ class Rollout:
         role: name of its role in the chain.
         branches: how many rows, one after the other, answer the same response of the role before
             (`Config.branches`).
-        finished: of each row, whether its response ended by itself, and was not cut at its limit;
-            empty: all did.
+        finished: of each row, whether its response ended by itself, and was not cut at its limit.
+            Only DAPO's learner needs it.
     """
 
     prompts: list[Any]

@@ -210,15 +210,13 @@ def forward(
     width: int,
     cache: DynamicCache | None = None,
     index: Tensor | None = None,
-    run_head: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that
     they come from.
 
     `attention_mask`: see `whole_mask`. `cache`: of what stands before `input_ids`; the mask covers
     it, too. `index`: (rows, R) of these positions, row after row; then there are logits (rows, R,
-    vocabulary) of those alone. `run_head`: False for the hidden states alone; the logits are then
-    of one position of one row.
+    vocabulary) of those alone.
     """
     seen: list[Tensor] = []
 
@@ -228,7 +226,7 @@ def forward(
             hidden = hidden[:, -width:].flatten(0, 1)[index]
         # A slice would be projected row by row where no gradient is needed.
         seen.append(hidden.contiguous())
-        return (seen[-1] if run_head else seen[-1][:1, -1:], *args[1:])
+        return (seen[-1], *args[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(before_head)  # type: ignore[operator]
     options = accepted(model, {"position_ids": position_ids, "logits_to_keep": width})
@@ -347,25 +345,19 @@ def response_logits(
     return forward(model, batch.input_ids, whole, positions, width, cache)[0]
 
 
-class SharedPrompts(NamedTuple):
-    """A batch with a row for each stem, and `L` positions.
+class PassInputs(NamedTuple):
+    """What a pass over a window reads, in the order in which a policy's wrapper takes it.
 
-        [pad stem | rest of a prompt, its response, pad | rest, response, pad | ...]
-
-    A row of the window sees the stem and itself, and its positions go on from the stem's. So `n` rows
-    are read as `S + n T` tokens in place of `n (S + T)`.
-
-    input_ids, position_ids: (stems, L). mask: (stems, 1, L, L), which position sees which. width: L.
-    predicting: (rows of the window, R), which of all these positions, row after row, predicts each response token.
-
-    In the order in which a policy's wrapper takes them.
+    input_ids, position_ids: (batch, L). mask: see `whole_mask`. width: how many positions, the last of
+    each row, may predict. predicting: (rows of the window, R), which of these, row after row, predicts
+    each response token; None: all do, one after the other, and the width is R.
     """
 
     input_ids: Tensor
-    mask: Tensor
+    mask: Tensor | None
     position_ids: Tensor
     width: int
-    predicting: Tensor
+    predicting: Tensor | None = None
 
 
 class Group(NamedTuple):
@@ -388,9 +380,16 @@ class Layout(NamedTuple):
         return self.stem_width + self.size * self.rest_width
 
 
-def share_prompts(model: PreTrainedModel, batch: Window) -> SharedPrompts | None:
-    """The batch with what prompts share read once; None if the model cannot take an arbitrary mask, or if
-    that would not be much less work.
+def share_prompts(model: PreTrainedModel, batch: Window) -> PassInputs | None:
+    """The batch with what prompts share read once: a row for each stem.
+
+        [pad stem | rest of a prompt, its response, pad | rest, response, pad | ...]
+
+    A row of the window sees the stem and itself, and its positions go on from the stem's. So `n` rows
+    are read as `S + n T` tokens in place of `n (S + T)`. The mask (stems, 1, L, L) says which position
+    sees which; the width is `L`, as any position may predict.
+
+    None if the model cannot take an arbitrary mask, or if that would not be much less work.
     """
     if model.config._attn_implementation != "sdpa" or not attends_by_positions(model):
         return None
@@ -433,7 +432,7 @@ def _layouts(batch: Window) -> Iterator[Layout]:
             yield Layout(groups, size, max(map(len, rows_of)), rest_width)
 
 
-def _lay_out(batch: Window, layout: Layout) -> SharedPrompts:
+def _lay_out(batch: Window, layout: Layout) -> PassInputs:
     """Two rows with the prompt `p q` and the responses `a b c` and `d e f` are read as one, which
     `predicting` says with [[1, 2, 3], [1, 4, 5]]:
 
@@ -476,7 +475,7 @@ def _lay_out(batch: Window, layout: Layout) -> SharedPrompts:
     source = to_device(source, device)
     is_token = source >= 0
     source = source.clamp(min=0)
-    return SharedPrompts(
+    return PassInputs(
         batch.input_ids.flatten()[source],
         _sees(layout, device) & is_token[:, None, None],
         batch.position_ids.flatten()[source],

@@ -1,1 +1,1 @@
-"""What several processes do together: messages and errors, sharded policies, files of their parts."""
+"""Collectives, FSDP2 sharding, devices."""

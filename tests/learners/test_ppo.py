@@ -13,13 +13,14 @@ from conftest import make_gpt2
 
 import cory.learners.learner
 from cory.config import Config, PPOConfig
-from cory.errors import NotFinite
-from cory.learners import losses
+from cory.errors import NotFinite, UserError
+from cory.learners import losses, memory
 from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead, trl_config
 from cory.models.rollout import Rollout
 from cory.models.window import share_prompts
 
+OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
 # Our statistics, and TRL's names for them.
 STATS = {
     "kl": "objective/kl",
@@ -54,8 +55,9 @@ class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
 
 
 def rollout_of(queries, responses):
-    """A rollout of these token ids, in which no text is read."""
-    return Rollout([""] * len(queries), [""] * len(queries), queries, responses)
+    """A rollout of these token ids, in which no text is read and no response was cut."""
+    texts = [""] * len(queries)
+    return Rollout(texts, texts, queries, responses, finished=[True] * len(queries))
 
 
 def policies(tokenizer, wrapper):
@@ -224,7 +226,7 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, kl_pena
     def limited(rows):
         result = forward(rows)
         if len(rows.input_ids) > fits and torch.is_grad_enabled():
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+            raise OUT_OF_MEMORY
         return result
 
     small.forward = limited
@@ -234,26 +236,51 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, kl_pena
 
 
 @pytest.mark.parametrize(
-    ("error", "settings"),
+    ("error", "settings", "expected"),
     [
-        (
-            torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB."),
-            {"micro_batch": 8},
-        ),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB."), {}),
-        (RuntimeError("shapes do not fit"), {}),
+        (OUT_OF_MEMORY, {"micro_batch": 8}, OUT_OF_MEMORY),
+        (OUT_OF_MEMORY, {}, UserError("ppo.micro_batch: expected memory for at least one row")),
+        (RuntimeError("shapes do not fit"), {}, RuntimeError("shapes do not fit")),
     ],
 )
-def test_memory_that_runs_out_for_good_and_other_errors_are_errors(tokenizer, error, settings):
+def test_memory_that_runs_out_for_good_and_other_errors_are_errors(
+    tokenizer, error, settings, expected
+):
     learner, _ = make_learner(tokenizer, **settings)
 
     def fails(rows):
         raise error
 
     learner.forward = fails
-    with warnings.catch_warnings(), pytest.raises(type(error)):
+    with warnings.catch_warnings(), pytest.raises(type(expected), match=str(expected)):
         warnings.simplefilter("ignore")
         steps(learner, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows_within_limit", "settings", "rows"),
+    [
+        (3.5, {}, 3),
+        (0.5, {}, 1),
+        (100, {}, 8),
+        (3.5, {"micro_batch": 5}, 5),
+    ],
+)
+def test_auto_starts_with_as_many_rows_as_the_limit_allows(
+    tokenizer, monkeypatch, rows_within_limit, settings, rows
+):
+    row = len(tokenizer) * Config().longest_response
+    monkeypatch.setattr(memory, "LARGEST", {"cpu": int(rows_within_limit * row)})
+    learner, _ = make_learner(tokenizer, **settings)
+    assert learner.pass_size.micro_batch == rows
+
+
+def test_what_memory_has_allowed_is_saved(tokenizer):
+    small, _ = make_learner(tokenizer)
+    small.pass_size.micro_batch = 3
+    resumed, _ = make_learner(tokenizer)
+    resumed.load_state(*small.save_state())
+    assert resumed.pass_size.micro_batch == 3
 
 
 def test_a_ratio_above_the_threshold_drops_the_gradient(tokenizer):

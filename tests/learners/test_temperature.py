@@ -11,7 +11,6 @@ from test_ppo import ragged, rollout_of
 from cory.agent import make_agents
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.evaluation.answer import Answerer
-from cory.learners import head
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead
@@ -49,14 +48,8 @@ def plain(model, query, response):
     return (logits / TEMPERATURE).log_softmax(-1)
 
 
-@pytest.mark.parametrize("in_chunks", [False, True])
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-def test_numbers_are_those_of_the_tempered_distributions(
-    tokenizer, algorithm, in_chunks, monkeypatch
-):
-    if in_chunks:
-        monkeypatch.setattr(head, "CHUNK", {"cpu": 2000})
-        monkeypatch.setattr(head, "WHOLE", {"cpu": 2000})
+def test_numbers_are_those_of_the_tempered_distributions(tokenizer, algorithm):
     learner = make(tokenizer, algorithm)
     queries, responses, _ = ragged()
     batch = window.pack(queries, responses, pad_token(tokenizer))

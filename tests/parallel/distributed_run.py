@@ -10,10 +10,8 @@ import json
 import os
 import signal
 import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from unittest.mock import patch
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.parent / "learners")]
@@ -29,7 +27,6 @@ from test_trainer import count_good, make_trainer  # noqa: E402
 from cory import Callback  # noqa: E402
 from cory.command import as_config, main  # noqa: E402
 from cory.config import Config  # noqa: E402
-from cory.learners import head  # noqa: E402
 from cory.parallel import distributed, sharding  # noqa: E402
 
 
@@ -89,13 +86,8 @@ def train(config: Config, fault: str) -> None:
 
 def update(kl: str, tokenizer: str, output: str) -> None:
     """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
-    kl_penalty = kl.removesuffix(" in chunks")
-    small = {"cpu": 2000}
-    in_chunks = kl != kl_penalty
-    with patch.multiple(head, CHUNK=small, WHOLE=small) if in_chunks else nullcontext():
-        loaded = torch.load(tokenizer, weights_only=False)
-        learner, _ = test_ppo.make_learner(loaded, kl_penalty=kl_penalty)
-    assert (learner.pass_size.positions_at_a_time is not None) == in_chunks
+    loaded = torch.load(tokenizer, weights_only=False)
+    learner, _ = test_ppo.make_learner(loaded, kl_penalty=kl)
     queries, responses, scores = test_ppo.ragged()
     part = distributed.share_of_rows(8)
     rollout = test_ppo.rollout_of(queries[part], responses[part])

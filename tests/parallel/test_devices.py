@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import PartialState
+from conftest import optimizer_steps
 from test_trainer import lines, make_trainer
 
 from cory.agent import make_agents
@@ -148,7 +149,7 @@ def test_an_update_that_fails_ends_the_run_and_it_continues(config, tmp_path):
         trainer.train()
     assert "iter-000001" in "".join(caught.value.__notes__)
     # The other agent's update has ended.
-    assert [agent.optimizer_steps for agent in (first, second)] == [8, 4]
+    assert [optimizer_steps(agent) for agent in (first, second)] == [8, 4]
     resumed = make_trainer(replace(config, resume="auto")).train().folder
     assert outcome(resumed) == outcome(whole)
 

@@ -32,7 +32,7 @@ from cory.parallel import distributed
 
 FULL = ParallelConfig(shard="full")
 LORA = LoraConfig(rank=4)
-KLS = ["kl", "full in chunks"]  # of the output layer in chunks, the full KL
+KLS = ["kl", "full"]
 AGENTS = ["agent_1", "agent_2"]
 
 
@@ -211,7 +211,7 @@ def test_a_callback_that_stops_one_process_stops_all(runs):
 @pytest.mark.parametrize("kl", KLS)
 def test_an_update_of_two_processes_is_that_of_one(runs, folder, tokenizer, kl):
     """Whitening, token weights, KL and statistics are those of the whole batch, however the rows are shared."""
-    whole, _ = make_learner(tokenizer, kl_penalty=kl.removesuffix(" in chunks"))
+    whole, _ = make_learner(tokenizer, kl_penalty=kl)
     before = weights(whole)
     queries, responses, scores = ragged()
     (stats,) = whole.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
