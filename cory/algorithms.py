@@ -20,7 +20,7 @@ class GroupAlgorithm:
         loss_over: a `response` as a whole, with one probability ratio; or its tokens, each with its
             own: their mean over the response (`tokens`), their sum over `sampling.max_new_tokens`
             (`limit`), or the mean over the tokens of the `batch`.
-        kl_in: where `ppo.kl_in: auto` puts the KL to the reference.
+        kl_in: where the KL to the reference acts, in a response's reward or as a term of each token's loss.
         needs_end: whether a response that was cut at its limit is left out of the loss.
     """
 

@@ -404,9 +404,6 @@ class PPOConfig(Settings):
             the agent has.
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token.
             For other algorithms, only the recorded KL, which an adaptive coefficient follows.
-        kl_in: Where the KL to the reference acts. `reward`: PPO's token rewards, or the responses' rewards (k1,
-            sampled); `loss`: a term of the loss (k3 times the probability ratio). `auto`: the loss for GRPO, Dr. GRPO
-            and DAPO, else the reward.
         gamma: Discount factor (PPO).
         lam: Lambda of the advantage estimator (GAE, Eq. 12; PPO).
         cliprange: Clip range of the probability ratio (Eq. 11).
@@ -441,7 +438,6 @@ class PPOConfig(Settings):
     kl_target: PositiveFloat = 6.0
     kl_horizon: PositiveFloat = 10_000.0
     kl_penalty: Literal["full", "kl"] = "full"
-    kl_in: Literal["auto", "reward", "loss"] = "auto"
     gamma: Fraction = 1.0
     lam: Fraction = 0.95
     cliprange: PositiveFloat = 0.2
@@ -660,8 +656,6 @@ class Config(Settings):
                 f"ppo.batch_size: expected a multiple of group_size = {self.chains_per_query}, "
                 f"got {self.ppo.batch_size}"
             )
-        if self.algorithm == "ppo" and self.ppo.kl_in == "loss":
-            raise UserError("ppo.kl_in: expected auto or reward with algorithm: ppo, got 'loss'")
         self._check_branches()
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:

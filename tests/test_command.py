@@ -76,7 +76,6 @@ def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
         ("ppo.batch_size", "--ppo.batch_size 10 --ppo.mini_batch_size 4"),
         ("ppo.batch_size", "--algorithm grpo --ppo.batch_size 6 --ppo.mini_batch_size 6"),
         ("ppo.kl_horizon", "--ppo.kl_horizon 10"),
-        ("ppo.kl_in", "--ppo.kl_in loss"),
         ("ppo.reward_normalization", "--ppo.reward_normalization"),
         ("ppo.warmup", "--iterations 5 --ppo.warmup 5"),
         ("group_size", "--algorithm rloo --group_size 1"),

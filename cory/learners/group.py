@@ -57,11 +57,8 @@ class GroupLearner(Learner):
     """One agent's learner by `config.algorithm`, one of `GROUP_ALGORITHMS`; formulas:
     `group_advantages`, `group_losses`.
 
-    The KL to the reference acts where `config.ppo.kl_in` says:
-
-    * `reward`: each response's reward loses `eta * sum_t log(pi / pi_0)` (k1, sampled);
-    * `loss`: the loss gets eta times the k3 estimate times the probability ratio;
-    * `auto`: where the algorithm has it.
+    The KL to the reference acts where the algorithm has it: in the `reward` each response loses
+    `eta * sum_t log(pi / pi_0)` (k1, sampled); the `loss` gets eta times the k3 estimate times the probability ratio.
 
     Args:
         wrapped: the policy on its device, without a value head.
@@ -92,9 +89,6 @@ class GroupLearner(Learner):
             device=device,
         )
         self.rule = GROUP_ALGORITHMS[config.algorithm]
-        self.kl_in: str = config.ppo.kl_in
-        if self.kl_in == "auto":
-            self.kl_in = self.rule.kl_in
 
     def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
         """As of every learner, but for DAPO: 0 where a response was cut at its limit, and a mean over
@@ -127,7 +121,7 @@ class GroupLearner(Learner):
             losses.share_of_equal_groups(of_role, group) if group > 1 else None
             for of_role, group in zip(rewards.split(sizes), groups, strict=True)
         ]
-        if self.kl_in == "reward":
+        if self.rule.kl_in == "reward":
             log_ratios = (old.logprobs - old.ref_logprobs) * mask
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
         advantages = [
@@ -158,7 +152,7 @@ class GroupLearner(Learner):
             algorithm=self.config.algorithm,
             cliprange=self.ppo.cliprange,
             max_new_tokens=self.config.sampling.max_new_tokens,
-            kl_coef=self.kl_controller.value if self.kl_in == "loss" else 0.0,
+            kl_coef=self.kl_controller.value if self.rule.kl_in == "loss" else 0.0,
             cliprange_high=self.ppo.cliprange_high,
         )
         loss = terms.loss / responses

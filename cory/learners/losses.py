@@ -292,7 +292,7 @@ def group_losses(
         algorithm: its name in `GROUP_ALGORITHMS`.
         cliprange: of the probability ratio.
         max_new_tokens: that of the settings.
-        kl_coef: of the KL to the reference as a loss term, 0: none. It is the ratio, not clipped,
+        kl_coef: of the KL to the reference as a term of each token's loss, 0: none. It is the ratio, not clipped,
             times the k3 estimate `exp(d) - d - 1`, `d` the reference's log-probability minus the
             policy's (Schulman, 2020). The gradient goes through both: that of k3 alone is not the
             KL's, even where the ratio is 1.
@@ -312,15 +312,13 @@ def group_losses(
     clipped = -advantages * _clip(ratio, cliprange, cliprange_high)
     policy_terms = torch.max(unclipped, clipped)
 
-    kl_terms = torch.zeros_like(difference)
-    if kl_coef:
-        gap = (ref_logprobs - logprobs) * mask
-        kl_terms = kl_coef * ratio * (gap.exp() - gap - 1)
-
     if of_responses:
-        response_losses = policy_terms[:, 0] + kl_terms.sum(1)
+        response_losses = policy_terms[:, 0]
     else:
-        response_losses = ((policy_terms + kl_terms) * mask).sum(1)
+        if kl_coef:
+            gap = (ref_logprobs - logprobs) * mask
+            policy_terms = policy_terms + kl_coef * ratio * (gap.exp() - gap - 1)
+        response_losses = (policy_terms * mask).sum(1)
         if loss_over == "tokens":
             response_losses = response_losses / mask.sum(1)
         elif loss_over == "limit":

@@ -58,7 +58,6 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
 OURS = (
     "micro_batch",
     "value_head_init",
-    "kl_in",
     "cliprange_high",
     "schedule",
     "warmup",
