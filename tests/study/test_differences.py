@@ -25,9 +25,10 @@ def study():
             runs.append({**of_run, "fixed_roles": False})
             # The share differs by noise alone, in either direction.
             difference = noise[seed] if group == "DAPO" else 0.0
-            final.append({**of_run, "agent": "agent_1", "frac_reward_zero_std": share + difference})
+            values = {"kl": 1.0, "frac_reward_zero_std": share + difference}
+            final.append({**of_run, "agent": "agent_1", **values})
             for calls, answers in ((1, "agent_1"), (2, "agent_2 after agent_1")):
-                of_calls = {"answers": answers, "calls": calls}
+                of_calls = {"answers": answers, "agent": answers.split()[0], "calls": calls}
                 held_out.append(
                     {**of_run, **of_calls, "task_reward": calls * (reward + difference)}
                 )
