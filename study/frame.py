@@ -178,7 +178,8 @@ class Study:
     @property
     def frozen(self) -> pd.MultiIndex:
         """Group, seed and name of agents that learn nothing beside one that does: no update measures their KL, which
-        is recorded as 0."""
+        is recorded as 0.
+        """
         moves = self.final["kl"] != 0
         one_moves = moves.groupby([self.final[key] for key in RUN]).transform("any")
         return pd.MultiIndex.from_frame(self.final.loc[~moves & one_moves, [*RUN, "agent"]])
