@@ -418,7 +418,6 @@ class PPOConfig(Settings):
             zero and counted in `dropped_steps`.
         reward_scaling: Divide training rewards by their running standard deviation, unless all so far are alike.
         reward_normalization: With reward_scaling, also subtract their running mean.
-        reward_clip: Clip training rewards to plus or minus this; null for none.
         whiten_rewards: Whiten token rewards before advantages are computed (PPO).
     """
 
@@ -449,7 +448,6 @@ class PPOConfig(Settings):
     ratio_threshold: PositiveFloat = 10.0
     reward_scaling: bool = False
     reward_normalization: bool = False
-    reward_clip: OptionalPositive = None
     whiten_rewards: bool = False
 
     def check(self) -> None:

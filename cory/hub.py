@@ -72,7 +72,7 @@ def model_card(
     if config.cory.num_roles > 1:
         method += f", credit {config.cory.credit}, weight {config.cory.weight:g}"
 
-    task = f"{fingerprint.get('rows')} rows"
+    task = f"{markdown(str(fingerprint.get('rows')))} rows"
     dataset = getattr(getattr(config, "task", None), "dataset", None)
     if dataset:
         task += f" of {markdown(Path(dataset).name)}"
@@ -144,8 +144,13 @@ def held_out_results(run: Path) -> str:
         settings = json.loads((file.parent / "settings.json").read_text(encoding="utf-8"))
         if end_of_run in settings["trained"].values():
             evaluation = json.loads(file.read_text(encoding="utf-8"))
-            of_run = ("base", f"{run_label(run)}/")
-            rows = [row for row in evaluation["rows"] if row["name"].startswith(of_run)]
+            label = f"{run_label(run)}/"
+            of_run = ("base after itself", f"base of {label}", label)
+            rows = [
+                row
+                for row in evaluation["rows"]
+                if row["name"] == "base" or row["name"].startswith(of_run)
+            ]
             cells = [list(row.values()) for row in interval_rows(rows, evaluation["titles"])]
             table = markdown_table(["model", *evaluation["titles"].values()], cells)
             return f"{markdown(evaluation['description'])}; mean ± half-width of the 95 % interval.\n\n{table}"

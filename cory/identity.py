@@ -206,8 +206,9 @@ def commit(folder: Path) -> str:
 
     But for those under `results`: an experiment that writes its rows there changes nothing that its next run computes.
 
-    Raises an OSError or a subprocess.SubprocessError: no git, or no repository.
+    Raises an OSError or a subprocess.SubprocessError: no git, or no repository that holds the folder.
     """
+    _git(folder, "ls-files", "--error-unmatch", ".")  # not that of a project with cory in its .venv
     changes = _git(
         folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)results"
     )

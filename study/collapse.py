@@ -7,7 +7,7 @@ import pandas as pd
 
 from study.cells import Rows
 from study.equal_reward import of_group, worded
-from study.frame import LAST, RUN, Study, with_share
+from study.frame import KL_GUARD, LAST, RUN, Study, with_share
 from study.intervals import difference, holm, over_seeds
 
 
@@ -15,11 +15,12 @@ def collapse_times(study: Study) -> pd.DataFrame:
     """By run, the numbers of iterations after which an agent has collapsed, by its `kl` and by its `texts`; NaN if none
     does.
 
-    An agent has collapsed where the means of its last 10 iterations have, by the rule of `cory.metrics.collapsed`; by
-    its KL at the latest where that of its last iteration is above the bound, as where a guard ends a run that explodes.
+    An agent has collapsed where the means of its last 10 iterations have, by the rule of `cory.metrics.collapsed`. In a
+    run that the guard of the KL has ended, so has one whose KL is above the bound in the last iteration.
     """
     from cory.metrics import collapsed  # here, as it imports torch
 
+    stopped_by = dict(zip(study.names, study.runs["stopped_by"], strict=True))
     times = {}
     for run, of_run in with_share(study.metrics, study.runs).groupby(RUN, sort=False):
         by_kl, by_texts = [], []
@@ -32,7 +33,7 @@ def collapse_times(study: Study) -> pd.DataFrame:
                 if collapsed(share, 0.0, bound):
                     by_texts.append(int(iteration) + 1)
             end = by_iteration.iloc[-1]
-            if collapsed(1.0, end["kl"], end["kl_bound"]):
+            if stopped_by[run] == KL_GUARD and collapsed(1.0, end["kl"], end["kl_bound"]):
                 by_kl.append(int(by_iteration.index[-1]) + 1)
         times[run] = {
             "kl": min(by_kl, default=math.nan),

@@ -19,6 +19,7 @@ from cory.command import Arguments, main
 from cory.errors import UserError, counted
 from cory.run.folder import write_text
 from cory.run.settings import FREE, differences, read_settings
+from cory.run.tables import markdown
 from study import comparison, held_out, plots
 from study.cells import Rows, column_title, difference_cell, markdown_table
 from study.frame import (
@@ -27,6 +28,7 @@ from study.frame import (
     described,
     join,
     metric_columns,
+    names_eta,
     of_run,
     passes,
     read_study,
@@ -54,10 +56,6 @@ CURVES = "Running means over up to 10 iterations, {}. A single run has no band, 
 PATHS = (
     "KL where the mean of ten iterations of {} first reaches a task reward; a marker is the end of training. Groups on "
     "one line pay the same KL for a task reward."
-)
-FRONTIER = (
-    "Points are (task reward, -KL), means over seeds and agents at the end of training; the hypervolume is measured "
-    "from the worst task reward and the worst KL of all points."
 )
 
 
@@ -95,10 +93,12 @@ def write_page(
     parts = [f"# {title}\n", *([f"{question}\n"] if question else [])]
     if command:
         parts.append(f"```bash\n{command}\n```\n")
-    versions = ", ".join(sorted(set(study.runs["version"].str[:12])))
+    versions = ", ".join(sorted({_short(version) for version in study.runs["version"]}))
     groups = counted(len(study.groups), "group")
     parts.append(f"{counted(len(study.runs), 'run')} of {groups}; commit {versions}.\n")
     eta = "each run's own eta" if study.eta is None else f"{study.eta:g}"
+    if study.eta is None and names_eta(study):
+        eta += " (held out that of the evaluation's command)"
     parts.append(INTERVALS.format(study.baseline, eta) + "\n")
     if sentences := verdicts(study):
         parts += ["**In words:**\n", *(f"* {sentence}" for sentence in sentences), ""]
@@ -112,6 +112,12 @@ def write_page(
         parts += _over(study, out)
     write_text(out / "comparison.md", "\n".join(parts))
     return out / "comparison.md"
+
+
+def _short(version: str) -> str:
+    """A commit of twelve digits, with `-dirty` where it has it."""
+    commit, *dirty = version.split("-", 1)
+    return "-".join([commit[:12], *dirty])
 
 
 def _section(out: Path, name: str, heading: str, note: str, rows: Rows) -> list[str]:
@@ -157,9 +163,8 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
 
 def _over(study: Study, out: Path) -> list[str]:
     """The values of the key that was varied, as a frontier."""
-    frontiers = comparison.frontiers(study)
     return [
-        *_section(out, "over", f"Over {study.over}", FRONTIER, frontiers),
+        f"## Over {study.over}\n",
         _figure(out, "over", plots.plot_over, study),
         _figure(out, "frontier", plots.plot_frontier, study),
     ]
@@ -208,7 +213,8 @@ def _caveats(study: Study) -> list[str]:
         notes.append(f"runs of unequal length: {', '.join(map(str, lengths))} iterations")
     for run in study.ended_early.itertuples():
         notes.append(
-            f"{run.group}, seed {run.seed}: ended after iteration {run.iterations} by {run.stopped_by}"
+            f"{run.group}, seed {run.seed}: ended after iteration {run.iterations} by "
+            + markdown(str(run.stopped_by))
         )
     return notes
 

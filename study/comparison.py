@@ -1,4 +1,4 @@
-"""Tables of training: the beginning and the end of runs, differences to the baseline, frontiers.
+"""Tables of training: the beginning and the end of runs, differences to the baseline.
 
 Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 """
@@ -8,7 +8,6 @@ import pandas as pd
 from cory.metrics import CURVES
 from study.cells import Rows, column_title, difference_cell, mean_cell
 from study.frame import LAST, METRICS, RUN, Study, natural
-from study.intervals import hypervolume, nondominated
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
@@ -71,32 +70,3 @@ def points(study: Study) -> pd.DataFrame:
     """By run, the end of training: family, value, seed and the metrics, mean over agents."""
     means = study.final.groupby(RUN, sort=False)[METRICS].mean().reset_index()
     return means.merge(study.runs[[*RUN, "family", "value"]], on=RUN)
-
-
-def frontiers(study: Study) -> Rows:
-    """By family: which of its points (task reward, -KL) no other of its points beats, and their hypervolume."""
-    means = (
-        points(study)
-        .groupby(["family", "group", "value"], sort=False)[["task_reward", "kl"]]
-        .mean()
-        .reset_index()
-    )
-    every = list(zip(means["task_reward"], -means["kl"], strict=True))
-    worst = (min(x for x, _ in every), min(y for _, y in every))
-    rows = []
-    for family, of_family in means.groupby("family", sort=False):
-        own_points = [every[i] for i in of_family.index]
-        best = (
-            [of_family["value"].iloc[i] for i in nondominated(own_points)]
-            if len(own_points) > 1
-            else []
-        )
-        rows.append(
-            {
-                "family": str(family),
-                "points": str(len(own_points)),
-                "not dominated": ", ".join(best),
-                "hypervolume": f"{hypervolume(own_points, worst):.4g}",
-            }
-        )
-    return rows

@@ -6,10 +6,10 @@ import pandas as pd
 
 from cory.metrics import TITLES
 from study.cells import Rows
-from study.equal_reward import CORRECTED
+from study.equal_reward import worded
 from study.frame import Study
 from study.held_out import held_out_by_seed
-from study.intervals import difference, direction, holm, over_seeds
+from study.intervals import difference, holm, over_seeds
 
 HELD_OUT = "held out: "  # before the name of a metric of the evaluation
 
@@ -38,10 +38,7 @@ def differences(study: Study, metrics: Sequence[str], calls: int = 1) -> Rows:
                 compared.append((row, difference(ours, theirs)))
     holds = holm([interval.p for _, interval in compared])
     return [
-        row
-        | {
-            "difference": f"{interval.text('+.3f')} {direction(interval)} {CORRECTED * is_held}".strip()
-        }
+        row | {"difference": worded(interval, "+.3f", 0.0, is_held)}
         for (row, interval), is_held in zip(compared, holds, strict=True)
     ]
 

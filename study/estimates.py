@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from study.collapse import collapse_times
-from study.frame import LAST, LIMIT, Study
+from study.frame import LAST, LIMIT, RUN, Study
 from study.frontier import apart
 from study.intervals import Interval, difference, over_seeds
 
@@ -193,13 +193,14 @@ def _over(part: pd.Series, whole: pd.Series) -> pd.Series:
 
 
 def collapses(study: Study) -> Interval:
-    """PPO's collapse rate minus CORY's, over all values."""
-    runs = study.final.groupby(["group", "seed"])["collapsed"].max().astype(float).reset_index()
-    runs = runs.merge(study.runs[["group", "seed", "family"]], on=["group", "seed"])
-    rates = runs.groupby(["family", "seed"])["collapsed"].mean()
-    if not rates.any():
+    """CORY's time to collapse minus PPO's, mean over all values; the planned iterations for runs that never do."""
+    times = collapse_times(study).min(axis=1)
+    if not times.notna().any():
         raise Untested("no run collapsed")
-    return difference(rates[PPO], rates[CORY])
+    runs = times.fillna(study.runs["planned"].max()).rename("time").reset_index()
+    runs = runs.merge(study.runs[[*RUN, "family"]], on=RUN)
+    means = runs.groupby(["family", "seed"])["time"].mean()
+    return difference(means[CORY], means[PPO])
 
 
 def texts_collapse(study: Study) -> Interval:

@@ -286,8 +286,7 @@ def with_combined_reward(study: Study) -> Study:
         return frame.assign(combined_reward=earned - eta * frame[kl])
 
     held_out = study.held_out
-    names_eta = study.runs["evaluation"].str.contains("--kl_coef", regex=False).any()
-    if {"combined_reward", "task_reward", "chain_kl"} <= {*held_out} and not names_eta:
+    if {"combined_reward", "task_reward", "chain_kl"} <= {*held_out} and not names_eta(study):
         # A way of answering without the task's team reward has none, which would not count one.
         has_one = held_out["combined_reward"].notna()
         held_out = with_it(held_out, "chain_kl")
@@ -300,6 +299,11 @@ def with_combined_reward(study: Study) -> Study:
     )
 
 
+def names_eta(study: Study) -> bool:
+    """Whether the command of the evaluations names the eta of the combined reward."""
+    return bool(study.runs["evaluation"].str.contains("--kl_coef", regex=False).any())
+
+
 def last(metrics: pd.DataFrame, iterations: int = LAST) -> pd.DataFrame:
     """The rows of each agent's last iterations in which it had a role."""
     newest_first = metrics.groupby([*RUN, "agent"])["iteration"].rank("dense", ascending=False)
@@ -309,8 +313,8 @@ def last(metrics: pd.DataFrame, iterations: int = LAST) -> pd.DataFrame:
 def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """By run and agent, the means over its last 10 iterations, and whether it collapsed.
 
-    By the rule of `cory.metrics.collapsed`; so has one whose KL is above the bound in its last iteration, as where a
-    guard ends a run that explodes. Of an agent in several roles, means over these.
+    By the rule of `cory.metrics.collapsed`; in a run that the guard of the KL has ended, so has one whose KL is above
+    the bound in the last iteration. Of an agent in several roles, means over these.
     """
     from cory.metrics import collapsed  # here, as it imports torch
 
@@ -322,7 +326,9 @@ def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     final["collapsed"] = [collapsed(*values) for values in ended]
     of_end = last(ends, 1).groupby([*RUN, "agent"])["kl"].mean()
     agents = pd.MultiIndex.from_frame(final[[*RUN, "agent"]])
-    final["collapsed"] |= of_end.reindex(agents).to_numpy() > final["kl_bound"].to_numpy()
+    ends_above = of_end.reindex(agents).to_numpy() > final["kl_bound"].to_numpy()
+    stopped = pd.MultiIndex.from_frame(runs.loc[runs["stopped_by"] == KL_GUARD, RUN])
+    final["collapsed"] |= ends_above & pd.MultiIndex.from_frame(final[RUN]).isin(stopped)
     return final.drop(columns=["share", "kl_bound"])
 
 

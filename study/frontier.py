@@ -61,7 +61,7 @@ def beaten(study: Study, calls: int = 0) -> Rows:
     """By family and value: in how many seeds the frontier of another family beats the run.
 
     That is, where it has a higher task reward at the run's KL: on the straight lines between the points that none of
-    its own beats, and its highest at larger KLs.
+    its own beats, and its highest at larger KLs. A run at a lower KL than all of the other's is beaten by none.
 
     Args:
         calls: 0: at the end of training, by an LLM's own KL in whatever role. 1 or 2: held out, in so many calls, by

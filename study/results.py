@@ -56,6 +56,8 @@ class Results:
         self.keys = [*varied_keys(planned), *set_for_all]
         self.study = read_study(out) if (out / "runs.csv").exists() else None
         if self.study is not None:
+            # Without the other files' rows of a run whose row in runs.csv was deleted, or not yet written.
+            self.study = self.study.of_runs([(BASE, None), *self.study.names])
             self._check_rows(self.study)
         self._take_rows()
 
@@ -137,6 +139,8 @@ class Results:
         """Raises a UserError if a run's row records another setting, or evaluation, than is planned."""
         planned = {key: shown(value) for key, value in flat(item.settings).items()}
         planned["evaluation"] = self.evaluation.command if self.evaluation else ""
+        if not pd.isna(row["planned"]):  # missing in older rows
+            planned["planned"] = item.settings["iterations"]
         for key in planned.keys() & set(row.index) - {"iterations", "seed"}:
             is_recorded = key == "evaluation" or row[key] != ""
             if is_recorded and row[key] != planned[key]:

@@ -30,7 +30,7 @@ from study.cells import Rows, markdown_table
 from study.collapse import collapses
 from study.comparison import beginnings_and_ends
 from study.differences import HELD_OUT, differences
-from study.equal_reward import at_chosen_levels
+from study.equal_reward import ANY, at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
 from study.frame import Study, read_study
 from study.frontier import beaten, frontiers_apart
@@ -220,7 +220,7 @@ def _check_names(study: Study, options: Mapping[str, str]) -> None:
     metrics = _listed(options.get("metrics", options.get("metric", "")), ",")
     named = {
         "group": groups,
-        "role": _listed(options.get("role", ""), "|"),
+        "role": [role for role in _listed(options.get("roles", ""), "|") if role != ANY],
         "metric": [metric.removeprefix(HELD_OUT) for metric in metrics],
     }
     for what, names in named.items():

@@ -331,8 +331,6 @@ class Learner(ABC):
             # Rewards that are all alike have no deviation but that of rounding.
             if moments.std > 1e-6 * abs(moments.mean):
                 rewards = rewards / (moments.std + torch.finfo(rewards.dtype).eps)
-        if self.ppo.reward_clip is not None:
-            rewards = rewards.clip(-self.ppo.reward_clip, self.ppo.reward_clip)
         return rewards, moments
 
     # Optimizer steps

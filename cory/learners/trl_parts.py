@@ -69,7 +69,6 @@ TRL_NAMES = {
     "adaptive_kl": "adap_kl_ctrl",
     "kl_target": "target",
     "kl_horizon": "horizon",
-    "reward_clip": "score_clip",
     "reward_scaling": "use_score_scaling",
     "reward_normalization": "use_score_norm",
 }

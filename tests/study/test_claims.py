@@ -62,8 +62,8 @@ def test_estimates_of_the_curves():
         0.5: e.measured(PPO, e.share_of_limit),
         # 3 more reward, and 0.3 times 30 times the KL of an iteration, which is 3 in the mean of the seeds.
         3 - 0.3 * 30 * 3: e.measured(CORY, e.rise),
-        # PPO's runs all end above a KL of 50, CORY's but the first.
-        0.2: e.collapses,
+        # PPO after 14, 10, 10, 10 and 10 iterations, CORY after 31, 23, 19 and 16, and not in the first seed.
+        25.8 - 10.8: e.collapses,
     }
     for expected, estimate in values.items():
         interval = estimate(study)

@@ -77,15 +77,19 @@ def stopped(folder, guard):
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def test_a_run_whose_kl_ends_above_the_bound_has_collapsed_then(tmp_path):
-    """The mean of its last ten iterations is below it. One that a lower guard has ended has not collapsed."""
+def test_a_run_that_the_guard_has_ended_above_the_bound_has_collapsed_then(tmp_path):
+    """The mean of its last ten iterations is below it. One that a lower guard has ended has not collapsed, nor has one
+    that no guard has ended.
+    """
     make_run(tmp_path / "run-seed2", seed=2, iterations=30)
     for seed in range(2):
         folder = make_run(tmp_path / f"run-seed{seed}", seed=seed, iterations=12)
         stopped(folder, "guards.stop_at_kl")
-    *before, last = (tmp_path / "run-seed0/metrics.jsonl").read_text().splitlines()
-    last = json.dumps(json.loads(last) | {"kl": 60.0})
-    (tmp_path / "run-seed0/metrics.jsonl").write_text("\n".join([*before, last, ""]))
+    for seed in (0, 2):
+        file = tmp_path / f"run-seed{seed}/metrics.jsonl"
+        *before, last = file.read_text().splitlines()
+        last = json.dumps(json.loads(last) | {"kl": 60.0})
+        file.write_text("\n".join([*before, last, ""]))
 
     study = compared(tmp_path)
     write_study(study, tmp_path)
@@ -100,15 +104,15 @@ def test_a_run_whose_kl_ends_above_the_bound_has_collapsed_then(tmp_path):
 
 
 def test_an_agent_in_several_roles_has_collapsed_by_the_mean_over_them():
-    """Here of a KL in the last iteration alone, where the role that is listed first has nearly all of it."""
+    """Here of the KL of the role that is listed first."""
 
     def both_roles(seed, k, role):
-        return 1.0, (120.0 if k == 39 and role == "pioneer" else 1.0), 1.0
+        return 1.0, (120.0 if k >= 30 and role == "pioneer" else 1.0), 1.0
 
     study = make_study({"CORY": both_roles}, roles=("pioneer", "observer"), seeds=1)
     metrics = study.metrics.assign(agent="agent_1").drop(columns="combined_reward")
     one_agent = assemble(study.runs, metrics)
-    assert collapse_times(one_agent)["kl"].tolist() == [40]
+    assert collapse_times(one_agent)["kl"].tolist() == [39]  # nine times 60.5 of ten
     assert one_agent.final["collapsed"].tolist() == [True]
 
 
@@ -116,7 +120,7 @@ def test_a_member_of_a_population_collapses_in_an_iteration_of_the_run():
     """It is not in every one of them."""
 
     def explodes(seed, k, role):
-        return 1.0, (90.0 if k == 36 else 1.0), 1.0
+        return 1.0, (900.0 if k == 36 else 1.0), 1.0
 
     study = make_study({"CORY": explodes}, seeds=1)
     study.metrics = study.metrics[study.metrics["iteration"] % 4 == 0]
