@@ -505,6 +505,13 @@ class SamplingConfig(Settings):
                 f"sampling.max_new_tokens: expected at least min_new_tokens = {self.min_new_tokens}, "
                 f"got {self.max_new_tokens}"
             )
+        changes_support = self.top_k or self.top_p < 1 or self.repetition_penalty != 1
+        if self.engine == "vllm" and self.temperature != 1 and changes_support:
+            # The server's log-probabilities, by which it is checked, are then of what the others leave.
+            raise UserError(
+                "sampling.temperature: expected 1 with engine: vllm and top_k, top_p or repetition_penalty, got "
+                f"{self.temperature}"
+            )
 
     def after_training(self, changes: Mapping[str, Any]) -> "SamplingConfig":
         """These settings with `changes` for a trained agent, which samples itself, up to `max_new_tokens`."""

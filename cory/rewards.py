@@ -343,6 +343,7 @@ class Classifier:
         # Identified in config.yaml, so that another model behind this name is refused.
         self.models = {key: (recorded_as or name, name)}
         self.max_length = _most_tokens(model)
+        self.tokenizer.truncation_side = "left"  # of a text that is too long the response stays
         # The model's, not the tokenizer's, which may be another.
         self.pad_id = model.config.get_text_config().pad_token_id
         if not self._ignores_padding():

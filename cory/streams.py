@@ -64,11 +64,11 @@ class Stream:
         """A generator at the beginning of the stream."""
         return np.random.default_rng(astuple(self))
 
-    def torch(self, device: torch.device | str = "cpu") -> torch.Generator:
-        """A generator at the beginning of the stream, for tensors on `device`."""
+    def torch(self) -> torch.Generator:
+        """A generator at the beginning of the stream, of numbers on the CPU."""
         import torch  # here, as importing it takes seconds, which not all who import this file have
 
-        return torch.Generator(device).manual_seed(self._seed())
+        return torch.Generator().manual_seed(self._seed())
 
     @contextmanager
     def as_global(self) -> Iterator[None]:

@@ -396,7 +396,7 @@ def check_fits(
             fitting.append(min(queries[row] for row in too_long) - 1)
     if not counts:
         return
-    remedy = f"task.max_prompt_tokens: {min(fitting)} leaves them out"
+    remedy = f"Prompts of at most {min(fitting)} tokens fit; of an own task task.max_prompt_tokens leaves out the rest"
     if min(_prompt_lengths(config, task, task.dataset, 0, agents[0])) > min(fitting):
         remedy = (
             "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or those of the roles, or shorten "
@@ -409,8 +409,8 @@ def check_fits(
 
 
 def _check_answers(config: Config, agents: Iterable["Agent"], task: Task) -> None:
-    """For `cory.credit: information`: raises a UserError unless each row has a text in the column `answer` that fits an
-    agent's context behind the prompt of the second role.
+    """For `cory.credit: information`: raises a UserError unless each row has a text in the column `answer` that is no
+    longer than a response of the second role always may be.
     """
     names = task.dataset.column_names
     if "answer" not in names:
@@ -425,17 +425,15 @@ def _check_answers(config: Config, agents: Iterable["Agent"], task: Task) -> Non
                 f"{answer!r}"
             )
 
+    # Prompts leave room for the shortest limit, so that the answer has room in every iteration.
+    limit = task.prompts.settings(1).max_new_tokens or config.sampling.min_new_tokens
     prompts = task.render(1, task.dataset[:], [[""] * len(answers)])
-    responses = _most_tokens(config, task, 1) - _limit(config, task, 1)  # what it reads
     for agent in agents:
-        context = agent.context_length or sys.maxsize
-        answer_ids = agent.encode_responses(prompts, answers)
-        for row, ids in enumerate(agent.encode(prompts)):
-            tokens = len(ids) + responses + len(answer_ids[row])
-            if tokens > context:
+        for row, ids in enumerate(agent.encode_responses(prompts, answers)):
+            if len(ids) > limit:
                 raise UserError(
-                    f"dataset, column 'answer', row {row + 1}: expected an answer that fits {agent.name}'s context of "
-                    f"{context} tokens behind the prompt of {task.prompts.name(1)}, got {tokens} of both"
+                    f"dataset, column 'answer', row {row + 1}: expected at most {limit} tokens, the smallest limit of "
+                    f"{task.prompts.name(1)}'s responses, got {len(ids)}"
                 )
 
 

@@ -217,7 +217,7 @@ class CoryTrainer:
             Stream(self.config.seed, purpose, k, role=role, process=rank)
             for role in range(len(chain))
         ]
-        return [stream.torch(agent.device) for stream, agent in zip(streams, chain, strict=True)]
+        return [stream.torch() for stream in streams]
 
     def roll_out(
         self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]

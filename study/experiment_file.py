@@ -94,11 +94,11 @@ def read_experiment(path: Path) -> Experiment:
     experiment.name = path.resolve().parent.name if path.stem == "experiment" else path.stem
     if not experiment.scales:
         raise UserError(f"{path}: scales: expected at least one, got none")
-    for name, scale in experiment.scales.items():
-        if (scale.values is None) != (experiment.over is None):
+    for name, at in experiment.scales.items():
+        if (at.values is None) != (experiment.over is None):
             raise UserError(
                 f"{path}: scales.{name}.values: expected values exactly where the experiment has `over`, got "
-                f"values {scale.values} and over {experiment.over}"
+                f"{at.values}, over {experiment.over}"
             )
     for label, runs in experiment.runs.items():
         for scale in runs.at:

@@ -143,7 +143,7 @@ class Answerer:
         prompt_ids = self.encode_checked(prompts, sampling.max_new_tokens)
         queries = [torch.tensor(ids, dtype=torch.long) for ids in prompt_ids]
         lengths = [len(ids) for ids in prompt_ids]
-        generator = Stream(seed, Purpose.EVALUATION).torch(model.device)
+        generator = Stream(seed, Purpose.EVALUATION).torch()
 
         count = len(queries)
         result = Responses(

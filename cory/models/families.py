@@ -60,7 +60,7 @@ def check_model(
     _compare(model, "a padded batch gives it", logits, queries, responses)
     if samples:
         queries = [*queries, queries[0]]  # as where several responses to a query are sampled
-        generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch(device_of(model))
+        generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch()
         sampled = sample(
             model,
             tokenizer,

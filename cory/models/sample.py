@@ -218,17 +218,17 @@ def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
 
     Inverts the distribution function with one random number a row; `torch.multinomial` draws one
-    for every token of the vocabulary. In float64, so that 50,000 sums lose nothing.
+    for every token of the vocabulary. In float64, so that 50,000 sums lose nothing. The generator is the CPU's, so that
+    a seed gives the same numbers on every device.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     uniform = torch.rand(
         len(cumulative),
         1,
         dtype=torch.float64,
-        device=probabilities.device,
         generator=generator,
     )
-    chosen = uniform * cumulative[:, -1:]
+    chosen = to_device(uniform, cumulative.device) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, chosen, right=True)
     return tokens.clamp(max=cumulative.shape[1] - 1)
 

@@ -66,6 +66,11 @@ class Engine:
                 "sampling.engine: vllm: expected agents of one base, all with LoRA or none, "
                 f"got {sorted(bases, key=str)}"
             )
+        name = config.resolve(agents[0].model.name)
+        if (Path(name) / "adapter_config.json").exists():
+            raise UserError(
+                f"model.name: expected a whole model with sampling.engine: vllm, got the adapter {name!r}"
+            )
         self.settings = config.sampling
         self.is_quantized = agents[0].model.quantization != "none"
         self.started_by = _command(agents)

@@ -78,8 +78,8 @@ def configure(device: torch.device, sharded: bool = False) -> None:
     # Attention by cuDNN, torch's first choice on an H100, has wrong gradients where a mask is passed
     # (https://github.com/pytorch/pytorch/issues/196678), and plans anew for each length of a growing cache.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    # TF32 matrix products on GPUs that have them; the CPU has none.
-    torch.set_float32_matmul_precision("high")
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that have them
 
 
 def _configure_cpu(sharded: bool) -> None:

@@ -118,7 +118,7 @@ def test_an_evaluation_measures_the_tempered_kl(tokenizer):
     (prompt,) = sentences(1)
     answer = Answerer(model, base, tokenizer).respond([prompt], settings)
     query = torch.tensor(tokenizer(prompt)["input_ids"])
-    generator = Stream(0, Purpose.EVALUATION).torch(CPU)
+    generator = Stream(0, Purpose.EVALUATION).torch()
     (response,) = sample(model, tokenizer, [query], settings, 5, generator).responses
     assert tokenizer.decode(response).startswith(answer.completions[0])
     policy, reference = plain(model, query, response), plain(base, query, response)
