@@ -80,7 +80,7 @@ def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
 
 def test_requests_ask_for_exact_sampling(settings, server, monkeypatch):
     monkeypatch.setattr("cory.models.vllm.PROMPTS_PER_REQUEST", 3)
-    sampling = replace(settings.sampling, temperature=0.7, top_k=9, repetition_penalty=1.1)
+    sampling = replace(settings.sampling, top_k=9, repetition_penalty=1.1)
     texts = [
         "the film",
         "a",
@@ -94,7 +94,7 @@ def test_requests_ask_for_exact_sampling(settings, server, monkeypatch):
     rollout = agent.respond(texts, 6, torch.Generator())
     asked = [body for path, body in server.requests if path == "/v1/completions"]
     expected = {
-        "temperature": 0.7, "top_k": 9, "top_p": 1.0, "repetition_penalty": 1.1, "min_p": 0.0, "max_tokens": 6,
+        "temperature": 1.0, "top_k": 9, "top_p": 1.0, "repetition_penalty": 1.1, "min_p": 0.0, "max_tokens": 6,
         "stop": ["good"], "stop_token_ids": [0], "ignore_eos": True, "model": "base", "presence_penalty": 0.0,
     }  # fmt: skip
     for body in asked:
