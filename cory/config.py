@@ -402,8 +402,9 @@ class PPOConfig(Settings):
         kl_target: Target KL of the adaptive controller, in nats per response.
         kl_horizon: Horizon of the adaptive controller, in responses; an update counts as batch_size, however many roles
             the agent has.
-        kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: log-ratio of the sampled token.
-            For other algorithms, only the recorded KL, which an adaptive coefficient follows.
+        kl_penalty: `full`: the full KL, over the whole vocabulary (Eq. 2); `kl`: the sampled KL, the log-ratio of the
+            sampled token (docs/paper.md). For other algorithms, only the recorded KL, which an adaptive coefficient
+            follows.
         gamma: Discount factor (PPO).
         lam: Lambda of the advantage estimator (GAE, Eq. 12; PPO).
         cliprange: Clip range of the probability ratio (Eq. 11).
