@@ -45,7 +45,7 @@ NUMBERS = {
     "seed": "Int64",
     "iterations": "Int64",
     "planned": "Int64",  # iterations; missing in older rows
-    **dict.fromkeys(["eta", "kl_bound", "seconds", "megabytes"], float),
+    **dict.fromkeys(["eta", "kl_bound", "seconds"], float),
 }
 HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are no metrics
 METRICS_FILE = "metrics.csv.gz"
@@ -217,7 +217,6 @@ def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
         "version": (settings.get("versions") or {}).get("commit", "unknown"),
         "iterations": 1 + max(values["iteration"] for values in recorded),
         "planned": settings["iterations"],
-        "megabytes": _megabytes(folder),
         "stopped_by": summary.get("stopped_by", ""),
         **{f"fingerprint.{key}": str(fingerprint.get(key, "")) for key in FINGERPRINT},
     }
@@ -228,13 +227,6 @@ def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
         for values in recorded
     ]
     return assemble(pd.DataFrame([row]), pd.DataFrame(rows))
-
-
-def _megabytes(folder: Path) -> float:
-    """The size of a run's files, without checkpoints, which are removed."""
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    kept = [file for file in files if "checkpoints" not in file.relative_to(folder).parts]
-    return round(sum(file.stat().st_size for file in kept) / 1e6, 3)
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -168,7 +168,6 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
     first, second = "PPO, learning_rate 0.0001", "PPO, learning_rate 0.001"
     in_order = [(first, "0"), (first, "1"), (second, "0"), (second, "1")]
     assert [(row["group"], row["seed"]) for row in rows] == in_order
-    assert 0.5 < float(rows[0]["megabytes"]) < 0.6
     out = tmp_path / "results/a"
     held_out = list(csv.DictReader(open(out / "held_out.csv")))
     assert [row["group"] for row in held_out] == ["base (untrained)", first, first, second, second]
