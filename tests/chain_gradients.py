@@ -108,21 +108,15 @@ def of_mode(mode: str, dependence: float, seed: int = 0) -> Estimate:
     return Estimate(mean, [variance])
 
 
-def of_batch(
-    algorithm: str,
-    pioneers: int,
-    branches: int,
-    dependence: float,
-    seed: int = 0,
-    mode: str = "causal",
-) -> Estimate:
-    """The policy gradient of a batch of so many pioneers, with `branches` observers after each; variances by role.
+def of_batch(algorithm: str, branches: int, dependence: float, seed: int, mode: str) -> Estimate:
+    """The policy gradient of a batch of two pioneers, with `branches` observers after each; variances by role.
 
     A role's is the mean over its responses of log-gradient times advantage, as in the first step of a learner without a
     KL term. RLOO's pioneers share the query, which is the only one; for REINFORCE each draws one of two. REINFORCE
     subtracts the mean of the batch, which includes the response itself, so what it gives is divided by
-    (pioneers - 1) / pioneers; but the mean of the other branches does not. A single pioneer has no baseline.
+    (pioneers - 1) / pioneers; but the mean of the other branches does not.
     """
+    pioneers = 2
     queries = 2 if algorithm == "reinforce" else 1
     toy = world(dependence, seed, BATCH_ANSWERS, queries)
     p1, p2 = toy.pioneer.softmax(-1), toy.observer.softmax(-1)
@@ -142,10 +136,8 @@ def of_batch(
     def advantages(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
         """Of one outcome, by role, from the task rewards of its responses."""
         credit = assign_credit([r1, r2], mode)
-        unbiased = pioneers / (pioneers - 1) if algorithm == "reinforce" and pioneers > 1 else 1.0
-        of_pioneers = credit[0]
-        if pioneers > 1:
-            of_pioneers = group_advantages(credit[0], algorithm, pioneers) * unbiased
+        unbiased = pioneers / (pioneers - 1) if algorithm == "reinforce" else 1.0
+        of_pioneers = group_advantages(credit[0], algorithm, pioneers) * unbiased
         of_observers = group_advantages(credit[1], algorithm, pioneers, branches)
         return of_pioneers, of_observers * (unbiased if branches == 1 else 1.0)
 
@@ -157,13 +149,13 @@ def of_batch(
     return Estimate(pioneer_mean + observer_mean, [pioneer_variance, observer_variance])
 
 
-def of_questions(asked: str, branches: int, questions: int, seed: int = 0) -> Estimate:
+def of_questions(asked: str, branches: int, questions: int) -> Estimate:
     """The policy gradient of one pioneer, with `branches` observers, under causal credit; variances by role.
 
     `asked`: `each`: every observer has a question of its own, so as many as there are questions. `one`: all have the
     same one, which is drawn. Several observers have the baselines of `rloo`.
     """
-    toy = world_of_questions(questions, seed)
+    toy = world_of_questions(questions)
     p1, p2 = toy.pioneer[0].softmax(-1), toy.observer.softmax(-1)
     first, second = toy.log_gradients()
 
@@ -190,7 +182,7 @@ def of_questions(asked: str, branches: int, questions: int, seed: int = 0) -> Es
     return Estimate(pioneer_mean + observer_mean, [pioneer_variance, observer_variance])
 
 
-def world_of_questions(questions: int, seed: int = 0) -> World:
+def world_of_questions(questions: int) -> World:
     """A random one, with a query that the pioneer answers once for all questions."""
-    toy = world(2.0, seed, BATCH_ANSWERS, questions)
+    toy = world(2.0, 0, BATCH_ANSWERS, questions)
     return toy._replace(pioneer=toy.pioneer[:1], r1=toy.r1[:1])

@@ -24,7 +24,7 @@ from cory.task import Task
 from cory.trainer import CoryTrainer
 
 
-@pytest.mark.parametrize("dependence", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("dependence", [0.0, 2.0])
 def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
     wanted = world(dependence).objective_gradient()
     estimates = {
@@ -45,7 +45,7 @@ def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
 @pytest.mark.parametrize(("algorithm", "mode"), [("reinforce", "collective"), ("rloo", "causal")])
 def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
     wanted = world(2.0, 3, BATCH_ANSWERS, 2 if algorithm == "reinforce" else 1).objective_gradient()
-    batches = {branches: of_batch(algorithm, 2, branches, 2.0, 3, mode) for branches in (1, 2)}
+    batches = {branches: of_batch(algorithm, branches, 2.0, 3, mode) for branches in (1, 2)}
     for batch in batches.values():
         assert torch.allclose(batch.mean, wanted, atol=1e-12, rtol=0)
     # As many pioneers, each with more observers: less variance for both.
@@ -54,14 +54,13 @@ def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_branches_with_rows_of_their_own_have_the_gradient_of_the_mean_over_the_rows(seed):
+def test_branches_with_rows_of_their_own_have_the_gradient_of_the_mean_over_the_rows():
     """And less variance at equal pioneers: than one observer of a row that is drawn, and than equally many of it."""
     questions = 3
-    wanted = world_of_questions(questions, seed).objective_gradient()
-    each = of_questions("each", questions, questions, seed)
-    one = of_questions("one", 1, questions, seed)
-    same = of_questions("one", questions, questions, seed)
+    wanted = world_of_questions(questions).objective_gradient()
+    each = of_questions("each", questions, questions)
+    one = of_questions("one", 1, questions)
+    same = of_questions("one", questions, questions)
     for estimate in (each, one, same):
         assert torch.allclose(estimate.mean, wanted, atol=1e-12, rtol=0)
     assert each.variances[0] < same.variances[0] < one.variances[0]

@@ -13,7 +13,7 @@ from test_trainer import count_good
 import cory.agent
 from cory.agent import make_agents
 from cory.config import CoryConfig, LoraConfig, SamplingConfig
-from cory.credit import LARGEST_INFORMATION, assign_credit
+from cory.credit import LARGEST_INFORMATION
 from cory.errors import UserError
 from cory.iteration import draw_batch
 from cory.models.window import response_logits
@@ -235,11 +235,6 @@ def test_a_single_agent_of_the_same_settings_earns_its_own(config):
     trainer = make_questions(replace(config, cory=replace(INFORMATION, num_agents=1)))
     iteration = trainer.iteration(0)
     assert torch.equal(iteration.rewards[0], iteration.task_rewards[0])
-
-
-def test_missing_information_is_an_error():
-    with pytest.raises(ValueError, match=r"^information: expected that of 1 roles, got 0"):
-        assign_credit([torch.zeros(2)] * 2, "information")
 
 
 # What is refused
