@@ -154,7 +154,7 @@ FAULTS = [
     ),
     Fault(
         "one_end_token", "cory/models/sample.py",
-        "if response[-1] in ends:", "if response[-1] in ends[:1]:", f"{SAMPLE} tests/test_agent.py",
+        "if response[-1] in ends:", "if response[-1] in ends[:1]:", SAMPLE,
     ),
     Fault(
         "last_stop_text", "cory/models/text.py",

@@ -105,15 +105,6 @@ def narrowed(folder):
     make_gpt2(range(300)).save_pretrained(folder)
 
 
-def labelled(labels):
-    def change(folder):
-        settings = json.loads((folder / "config.json").read_text()) | {"id2label": labels}
-        settings["label2id"] = {label: index for index, label in labels.items()}
-        (folder / "config.json").write_text(json.dumps(settings))
-
-    return change
-
-
 def headless(folder):
     """A plain DistilBERT, whose config.json has labels: transformers makes up the head."""
     model = DistilBertForSequenceClassification.from_pretrained(folder)
@@ -133,8 +124,6 @@ FOLDERS = {
     "more ids": ("policy", narrowed, "300"),
     "classifier without tokenizer": ("classifier", without_tokenizer, "tokenizer"),
     "classifier without head": ("classifier", headless, r"pre_classifier\.weight"),
-    "another label": ("classifier", labelled({0: "NEGATIVE", 1: "GOOD"}), "POSITIVE"),
-    "one label": ("classifier", labelled({0: "POSITIVE"}), "POSITIVE"),
 }
 
 
@@ -325,11 +314,6 @@ def test_bad_templates(pioneer, observer):
     role = "observer" if pioneer == "{prompt}" else "pioneer"
     with refuses(f"^{role} prompt: "):
         RolePrompts(pioneer, observer)
-
-
-def test_template_over_a_missing_column():
-    with refuses("^observer prompt: .*hint"):
-        Task.from_prompts(["a"], len, RolePrompts(observer="{prompt}{response}{hint}"))
 
 
 # Runs

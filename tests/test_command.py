@@ -15,7 +15,6 @@ from cory.command import (
     evaluation_name,
     flag_values,
     load,
-    main,
     read_config,
     run_name,
 )
@@ -327,11 +326,6 @@ def test_a_runs_name_has_what_differs_from_its_file(flags, expected):
     assert name(*flags) == expected
 
 
-def test_the_baseline_is_named_by_its_method_alone():
-    assert name(single_agent=True) == "imdb_ppo_tiny"
-    assert name("--ppo.lam", "0.9", single_agent=True) == "imdb_ppo_tiny-lam=0.9"
-
-
 def test_a_run_of_another_runs_settings_is_named_by_it_from_wherever_it_is_made(
     tmp_path, monkeypatch
 ):
@@ -361,19 +355,6 @@ def test_an_evaluation_is_named_by_its_runs():
 
 
 # How a command ends
-
-
-@pytest.mark.parametrize(
-    ("error", "status"), [(UserError("no"), 2), (KeyboardInterrupt(), 130)], ids=["mistake", "Ctrl-C"]
-)  # fmt: skip
-def test_an_error_ends_a_command_with_its_status(error, status, capsys):
-    def work():
-        raise error
-
-    with pytest.raises(SystemExit) as end:
-        main(work)
-    assert end.value.code == status
-    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_terminal_without_a_letter_shows_its_number():

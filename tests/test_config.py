@@ -171,7 +171,7 @@ def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
 
 @pytest.mark.parametrize(
     ("algorithm", "chains"),
-    [("ppo", 1), ("reinforce", 1), ("grpo", 4), ("dr_grpo", 4), ("rloo", 4)],
+    [("ppo", 1), ("reinforce", 1), ("grpo", 4), ("dr_grpo", 4), ("dapo", 4), ("rloo", 4)],
 )
 def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains):
     """Of a whole file, too, as a run's config.yaml is: it says `auto`, as the command line did."""
@@ -195,6 +195,7 @@ def test_a_value_is_checked_where_it_is_assigned():
         (lambda: setattr(config.cory, "weight", math.inf), "cory.weight"),
         (lambda: Config(agents=[{}, {"learning_rate": "fast"}]), "agents.1.learning_rate"),
         (lambda: Config(agents=[{}, {"trained": "no"}]), "agents.1.trained"),
+        (lambda: Config(agents=[{"init_kl_coef": -0.1}, {}]), "agents.0.init_kl_coef"),
         (lambda: Config(agents=[{"device": 3}] * 2), "agents.0.device"),
         (lambda: Config(roles=[{"nam": "poet"}]), "roles.0.nam"),
         (lambda: Config(roles=[{"max_new_tokens": 0}, {}]), "roles.0.max_new_tokens"),
@@ -213,6 +214,7 @@ def test_a_value_is_checked_where_it_is_assigned():
         ("agents", {"agents": [{}]}),
         ("agents", {"agents": [{"trained": False}] * 2}),
         ("agents.1.learning_rate", {"agents": [{}, {"trained": False, "learning_rate": 1e-5}]}),
+        ("agents.1.init_kl_coef", {"agents": [{}, {"trained": False, "init_kl_coef": 0.1}]}),
         ("agents.1.lora", {"agents": [{}, {"trained": False, "lora": {"rank": 2}}]}),
         ("agents.1.device", {"agents": [{"device": "cpu"}, {}]}),
         ("agents.1.trained", {"agents": [{}, {"trained": False}], "sampling": SamplingConfig(engine="vllm")}),

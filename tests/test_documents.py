@@ -5,7 +5,6 @@ Executed: a first task of one's own (docs/own_task.md, from an empty folder to a
 many processes must be able to share the settings.
 """
 
-import ast
 import io
 import math
 import os
@@ -160,14 +159,6 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
     if count > 1:
         monkeypatch.setattr(distributed, "world_size", lambda: count)
         distributed.check(config)
-
-
-def test_python_in_the_pages_compiles():
-    for page in PAGES:
-        for block in re.findall(
-            r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL
-        ):
-            ast.parse(block, str(page))
 
 
 def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, command):

@@ -219,17 +219,6 @@ def test_one_answer_gives_at_most_so_much(config, monkeypatch):
     torch.testing.assert_close(gained, torch.tensor([5.0, -5.0] * 4))
 
 
-def test_without_weight_it_is_own_credit(config):
-    rewards = []
-    for credit in ("information", "own"):
-        trainer = make_questions(
-            replace(config, cory=CoryConfig(credit=credit, weight=0.0, exchange_period=1))
-        )
-        rewards.append([trainer.iteration(k).rewards for k in range(3)])
-    for one, other in zip(*rewards, strict=True):
-        assert all(map(torch.equal, one, other))
-
-
 def test_a_single_agent_of_the_same_settings_earns_its_own(config):
     """The baseline reads the same file."""
     trainer = make_questions(replace(config, cory=replace(INFORMATION, num_agents=1)))

@@ -8,14 +8,10 @@ import torch
 
 from cory.credit import assign_credit
 from cory.metrics import (
-    combined_reward,
     distinct,
     distinct_interval,
-    full_kl,
-    in_training,
     mean_interval,
 )
-from cory.models.window import pad
 from cory.roles import RolePrompts, RoleSchedule
 
 
@@ -54,12 +50,7 @@ def test_every_agent_is_trained_equally_often_and_none_twice_where_enough_are(ag
     assert all(len({chain[role] for chain in chains}) == agents for role in range(length))
 
 
-def test_without_exchange_the_chain_stays():
-    assert {RoleSchedule(2, 0, 2).order(k) for k in range(40)} == {(0, 1)}
-    assert {RoleSchedule(1, 0, 3).order(k) for k in range(40)} == {(0, 0, 0)}
-
-
-@pytest.mark.parametrize("weight", [1.0, 0.5, -1.0])
+@pytest.mark.parametrize("weight", [1.0, 0.5, 0.0, -1.0])
 @pytest.mark.parametrize("roles", [1, 2, 3])
 def test_credit_equals_a_plain_loop(weight, roles):
     rewards, unread = list(torch.randn(roles, 4)), list(torch.randn(roles, 4))
@@ -77,19 +68,6 @@ def test_credit_equals_a_plain_loop(weight, roles):
         for mode, value in expected.items():
             credit = assign_credit(rewards, mode, weight, unread[1:], information=told[1:])
             assert torch.allclose(credit[i], value, atol=1e-6), mode
-
-
-def test_paper_prompts():
-    prompts = RolePrompts(
-        "{prompt}", 'I can make this sentence "{prompt}{response}" more positive: {prompt}'
-    )
-    row = {"prompt": "The film was"}
-    assert prompts.render(0, row, None) == "The film was"
-    assert (
-        prompts.render(1, row, [" dull"])
-        == 'I can make this sentence "The film was dull" more positive: The film was'
-    )
-    assert prompts.render(1, row, None) == "The film was"  # without knowledge transfer
 
 
 def test_braces_in_texts_are_text():
@@ -114,12 +92,6 @@ def test_distinct_interval_covers_and_shrinks():
         pytest.approx(1 / 50),
         pytest.approx(0.0, abs=1e-9),
     )
-
-
-def test_mean_interval():
-    mean, half = mean_interval([1.0, 2.0, 3.0, 4.0])
-    assert mean == 2.5 and half == pytest.approx(3.182446 * math.sqrt(5 / 3) / 2)
-    assert mean_interval([3.0]) == (3.0, None)
 
 
 def test_intervals_cluster_by_query():
@@ -156,27 +128,3 @@ def test_distinct_interval_keeps_the_texts_of_a_query_together():
     queries = ["q"] * 50 + list(range(50))
     assert distinct_interval(texts, 2, queries)[1] > 2 * distinct_interval(texts, 2)[1]
     assert distinct_interval(texts, 2, ["q"] * 100)[1] is None
-
-
-def test_queries_that_stand_in_training_are_counted():
-    assert in_training(["a", "b", "a", "c"], ["a", "d", "a"]) == 0.5
-
-
-def test_full_kl_equals_a_plain_loop():
-    mine, ref = (torch.randn(3, 5).log_softmax(-1) for _ in range(2))
-    expected = []
-    for t in range(3):
-        p, q = mine[t].exp(), ref[t].exp()
-        expected.append(sum(float(p[v] * (p[v] / q[v]).log()) for v in range(5)))
-    assert full_kl(mine, ref).tolist() == pytest.approx(expected, rel=1e-5)
-    assert full_kl(mine, mine).tolist() == [0, 0, 0]
-
-
-def test_combined_reward():
-    assert combined_reward(2.0, 5.0, 0.3) == pytest.approx(0.5)
-
-
-def test_pad():
-    rows = [torch.tensor([5, 6]), torch.tensor([7])]
-    assert [x.tolist() for x in pad(rows, 9, "left")] == [[[5, 6], [9, 7]], [[1, 1], [0, 1]]]
-    assert [x.tolist() for x in pad(rows, 9, "right")] == [[[5, 6], [7, 9]], [[1, 1], [1, 0]]]

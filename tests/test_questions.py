@@ -92,15 +92,6 @@ def test_each_branch_has_its_row_and_groups_repeat_whole_queries(config, group_s
         assert batch.columns_of(1)[name] == [value for block in repeated for value in block]
 
 
-def test_without_rows_of_their_own_branches_share_one(config):
-    trainer = make_questions(replace(config, branches=2), rows_per_query=1)
-    batch = draw_batch(trainer.task, trainer.config, 0)
-    assert batch.branch_columns is None
-    assert batch.columns_of(1)["answer"] == [
-        value for value in batch.columns["answer"] for _ in range(2)
-    ]
-
-
 def test_processes_share_whole_queries(config, monkeypatch):
     trainer = make_questions(replace(config, branches=2))
     whole = draw_batch(trainer.task, trainer.config, 0)

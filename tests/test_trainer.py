@@ -118,15 +118,6 @@ def test_learners_restart_every_so_many_iterations(config):
     assert max(moves) < 0.1 < heads[0].abs().max()
 
 
-def test_learning_moves_one_agent_and_leaves_the_other(config):
-    first, second = make_trainer(config).agents
-    before = [state(first), state(second)]
-    rollout = first.respond(sentences(8), 4, torch.Generator())
-    first.learn([rollout], [torch.randn(8)], np.random.default_rng(0))
-    assert not torch.equal(state(first), before[0])
-    assert torch.equal(state(second), before[1])
-
-
 def test_without_knowledge_transfer_the_observer_reads_the_query(config):
     config.cory.knowledge_transfer = False
     trainer = make_trainer(config)
@@ -135,28 +126,6 @@ def test_without_knowledge_transfer_the_observer_reads_the_query(config):
     # Both agents begin as the same model; each role draws for itself.
     assert rollouts[0].prompts == rollouts[1].prompts
     assert rollouts[0].completions != rollouts[1].completions
-
-
-@pytest.mark.parametrize("agents", [1, 3])
-def test_chains_of_other_lengths(config, agents):
-    config.cory.num_agents = agents
-    config.cory.exchange_period = 1
-    trainer = make_trainer(config)
-    roles = [{r["agent"]: r["role"] for r in run_iteration(trainer, k)} for k in range(agents)]
-    names = ["pioneer", "observer", "observer_2"][:agents]
-    for agent in trainer.agents:
-        assert sorted(role[agent.name] for role in roles) == sorted(names)
-
-
-def test_several_passes_over_the_data(config):
-    task = make_trainer(config).task  # 20 rows, 8 a batch: 2 batches a pass
-    passes = [[task.batch(k, 8, 0)["prompt"] for k in (2 * p, 2 * p + 1)] for p in range(3)]
-    rows = list(task.dataset["prompt"])
-    for one in passes:
-        drawn = one[0] + one[1]
-        assert len(drawn) == 16
-        assert all(drawn.count(text) <= rows.count(text) for text in drawn)
-    assert passes[0] != passes[1] != passes[2]
 
 
 def test_optimizer_and_learning_rate_are_those_of_the_settings(config):
@@ -196,7 +165,8 @@ class Watch(Callback):
         trainer.should_stop = iteration.index == 2
 
     def on_train_end(self, trainer, run):
-        self.seen.append(("end", sorted(path.name for path in run.folder.glob("agent_*"))))
+        saved = ("agent_1", "agent_2", "curves.png", "report.html", "summary.json")
+        self.seen.append(("end", [name for name in saved if (run.folder / name).exists()]))
 
 
 @pytest.fixture(scope="module")
@@ -229,17 +199,16 @@ def test_run_folder(trained):
     seconds = {"seconds_generate", "seconds_reward", "seconds_learn", "seconds_total"}
     assert len(timings) == 3 and seconds < set(timings[0])
     assert {s["iteration"] for s in lines(folder, "samples")} == {0, 2}
-    assert (folder / "curves.png").exists()
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary["agents"]) == {"agent_1", "agent_2"}
-    assert (summary["iterations"], summary["stopped"]) == (3, True)
+    assert (summary["iterations"], summary["stopped_by"]) == (3, "a callback")
 
 
 def test_callbacks_see_every_step_and_can_end_a_run(trained):
     roles = ["pioneer", "observer"]
     assert trained[1].seen == [
         ("begin", "run"), (0, (0, 1)), (0, roles), (1, (0, 1)), (1, roles), (2, (1, 0)), (2, roles[::-1]),
-        ("end", ["agent_1", "agent_2"]),
+        ("end", ["agent_1", "agent_2", "curves.png", "report.html", "summary.json"]),
     ]  # fmt: skip
 
 

@@ -139,28 +139,6 @@ def test_a_query_that_is_too_long_is_found_before_any_is_answered(
     assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
-def test_the_perplexity_is_that_of_the_base(policy_folder, held_out):
-    base, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
-    model = load.load_policy(ModelConfig(str(policy_folder)))[0]
-    with torch.no_grad():
-        model.lm_head.weight.mul_(3)
-    prompts = held_out.dataset["prompt"]
-    answers = Answerer(model, base, tokenizer).respond(prompts, SamplingConfig(5, 5))
-    for prompt, text, nll, tokens in zip(
-        prompts, answers.completions, answers.base_nll, answers.tokens, strict=True
-    ):
-        ids = [tokenizer(part)["input_ids"] for part in (prompt, text)]
-        if len(ids[1]) != tokens:
-            continue  # an end token, or a text that is cut into other tokens
-        with torch.no_grad():
-            logprobs = base(torch.tensor([[*ids[0], *ids[1]]])).logits[0].log_softmax(-1)
-        each = [logprobs[len(ids[0]) + i - 1, token].item() for i, token in enumerate(ids[1])]
-        assert nll == pytest.approx(-sum(each), abs=1e-3)
-        break
-    else:
-        raise AssertionError("no response to compare")
-
-
 def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_path):
     folder = make_run(replace(config, lora=LoraConfig(rank=4)))
     rows = evaluate([folder], held_out, settings(tmp_path)).rows
@@ -207,14 +185,6 @@ def test_the_rows_of_one_run_are_those_beside_the_first_one(config, held_out, tm
     assert rows == [row for row in both if row["name"].startswith("second/")] and len(rows) == 3
     with pytest.raises(UserError, match=r"^only: "):
         line_up(held_out, settings(tmp_path, models=[str(first)], only=str(second)))
-
-
-def test_agents_of_a_run_without_summary_are_not_evaluated(finished, held_out, tmp_path):
-    """It has not ended, or was killed while it saved: its agents are of another iteration."""
-    run = shutil.copytree(finished.folder, tmp_path / "run")
-    (run / "summary.json").unlink()
-    with pytest.raises(UserError, match=str(run)):
-        evaluate([run], held_out, settings(tmp_path))
 
 
 def test_rows_of_the_same_name_are_refused(
@@ -301,36 +271,6 @@ def test_copies_of_what_was_read_are_counted(held_out):
         records, {"prompt": ["first", "second"]}, held_out, EvaluationConfig(samples=2), 0.1
     )
     assert "copied" not in one and two["copied"] == 0.5
-
-
-def test_intervals_are_over_the_queries_that_differ(held_out):
-    """Of three queries two have the same text. By hand: mean 2, sums of deviations -1 - 1 and 2, in two clusters."""
-    texts = [["a b", "c d"], ["a b", "e f"], ["g h", "g h"]]
-    common = {"kl": [0.0, 0.0], "tokens": [1, 1], "prompt_tokens": [1, 1], "base_nll": [1.0, 1.0]}
-    records = [
-        {**common, "rewards": rewards, "completions": completions}
-        for rewards, completions in zip(([0.0, 2.0], [1.0, 1.0], [3.0, 5.0]), texts, strict=True)
-    ]
-    (row,) = table_rows(
-        {"one": records},
-        {"prompt": ["q", "q", "other"]},
-        held_out,
-        EvaluationConfig(samples=2),
-        0.1,
-    )
-    assert row["task_reward"] == 2 and row["task_reward_ci"] == pytest.approx(
-        12.706205 / 3 * (2 * (4 + 4)) ** 0.5
-    )
-    (row,) = table_rows(
-        {"one": records},
-        {"prompt": ["q", "r", "other"]},
-        held_out,
-        EvaluationConfig(samples=2),
-        0.1,
-    )
-    assert row["task_reward_ci"] == pytest.approx(
-        4.302653 * 3**0.5 / 3**0.5
-    )  # of the means 1, 1 and 4
 
 
 def test_queries_that_were_trained_on_are_reported(finished, tmp_path):

@@ -109,17 +109,6 @@ def test_the_answerer_reads_the_note_and_the_question_alone(world, name, monkeyp
     assert "LISTING" not in answerer and "ANSWER" not in answerer
 
 
-def test_a_run(world, tmp_path, monkeypatch):
-    monkeypatch.chdir(ROOT)
-    flags = {"iterations": 2, "output": tmp_path / "run"}
-    flags |= {"ppo.batch_size": 12, "ppo.mini_batch_size": 6}
-    config = settings(world, "notes.yaml", **flags)
-    run = CoryTrainer(config, make_agents(config), make_task(config)).train()
-    roles = {(row["agent"], row["role"]) for row in run.history}
-    assert roles == {("agent_1", "note_taker"), ("agent_2", "answerer")}
-    assert all(row["task_reward"] == 0 for row in run.history if row["role"] == "note_taker")
-
-
 @pytest.mark.parametrize("credit", ["causal", "information"])
 def test_a_run_with_all_questions(world, tmp_path, monkeypatch, credit):
     monkeypatch.chdir(ROOT)

@@ -103,17 +103,6 @@ def test_an_installed_package_trains_in_an_empty_folder_without_unix(site_packag
     assert {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")} == before
 
 
-def test_shipped_configurations_are_named_as_in_a_checkout(site_packages, tmp_path):
-    """The installed file is read: it has a value that this file alone has been given."""
-    file = site_packages / "cory/configs/gsm8k/llama2_7b.yaml"
-    file.write_text(file.read_text() + "iterations: -3\n")
-    done = run(
-        site_packages, tmp_path, "gsm8k_train.ppo", "--config", "configs/gsm8k/llama2_7b.yaml"
-    )
-    assert done.returncode == 2
-    assert f"{file}: iterations: " in done.stderr and "got -3" in done.stderr
-
-
 def test_a_file_of_the_current_folder_comes_before_a_shipped_one(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     argv = ["--config=configs/imdb/tiny.yaml"]

@@ -123,19 +123,6 @@ def test_a_batch_of_cut_responses_moves_nothing(tokenizer):
     assert stats.policy_loss == 0.0 and torch.equal(weights(learner), before)
 
 
-def test_four_chains_answer_a_query_by_default():
-    assert Config(algorithm="dapo").chains_per_query == 4
-
-
-def test_other_algorithms_learn_from_cut_responses(tokenizer):
-    results = []
-    for finished in (FINISHED, [True] * 8):
-        learner = make(tokenizer, "grpo")
-        update(learner, finished)
-        results.append(weights(learner))
-    assert torch.equal(*results)
-
-
 @pytest.mark.parametrize(
     "ratio, advantage, clips", [(1.25, 1.0, False), (1.3, 1.0, True), (0.75, -1.0, True)]
 )

@@ -505,18 +505,3 @@ def test_a_ratio_that_overflows_at_padding_is_none():
         vf_coef=0.1,
     )
     assert terms.ratio == 1 and torch.isfinite(terms.vector()).all()
-
-
-def test_a_learner_that_is_resumed_goes_on_to_the_bit(tokenizer):
-    """Also the running moments of its rewards, and its KL coefficient."""
-    (whole, _), (first, _), (second, _) = (
-        make_learner(tokenizer, reward_scaling=True) for _ in range(3)
-    )
-    stats = steps(whole, 2)
-    steps(first, 1)
-    second.load_state(*first.save_state())
-    queries, responses, scores = ragged(seed=1)
-    rollout = rollout_of(queries, responses)
-    (resumed,) = second.update([rollout], [scores], np.random.RandomState(1))
-    assert resumed.metrics() == stats[1]
-    assert torch.equal(weights(second), weights(whole))

@@ -2,11 +2,10 @@
 
 import copy
 
-import numpy as np
 import pytest
 import torch
 from conftest import make_gpt2, sentences
-from test_ppo import ragged, rollout_of
+from test_ppo import ragged
 
 from cory.agent import make_agents
 from cory.config import Config, PPOConfig, SamplingConfig
@@ -77,39 +76,6 @@ def test_numbers_are_those_of_the_tempered_distributions(tokenizer, algorithm):
         plain(model, query, response).gather(1, response[:, None]).sum().backward()
     for found_one, expected in zip(learner.policy.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found_one.grad, expected.grad, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-def test_micro_batches_change_no_number(tokenizer, algorithm):
-    queries, responses, scores = ragged()
-    weights = []
-    for settings in ({}, {"micro_batch": 3}):
-        learner = make(tokenizer, algorithm, **settings)
-        before = [p.detach().clone() for p in learner.policy.parameters()]
-        learner.update([rollout_of(queries, responses)], [scores], np.random.default_rng(0))
-        weights.append([p.detach() for p in learner.policy.parameters()])
-    for whole, split in zip(*weights, strict=True):
-        torch.testing.assert_close(split, whole, rtol=0, atol=1e-5)
-    assert any(not torch.equal(a, b) for a, b in zip(weights[0], before, strict=True))
-
-
-def test_log_probabilities_are_those_of_the_sampler(tokenizer):
-    """Tokens drawn at a temperature are on-policy: the mean of exp(log p - log q) over them is 1."""
-    learner = make(tokenizer)
-    query = torch.tensor([5, 9, 20])
-    settings = learner.config.sampling
-    generator = torch.Generator().manual_seed(0)
-    drawn = sample(
-        learner.policy, tokenizer, [query] * 4000, settings, 1, generator, ends=[]
-    ).responses
-    counts = torch.bincount(torch.cat(drawn), minlength=len(tokenizer)) / len(drawn)
-    everything = [torch.tensor([token]) for token in range(len(tokenizer))]
-    batch = window.pack([query] * len(tokenizer), everything, pad_token(tokenizer))
-    probabilities = learner.forward(batch).logprobs[:, 0].exp().detach()
-    assert probabilities.sum().item() == pytest.approx(1, abs=1e-4)
-    assert (counts - probabilities).abs().max() < 0.03
-    cold = make(tokenizer, temperature=1.0).forward(batch).logprobs[:, 0].exp().detach()
-    assert (counts - probabilities).abs().sum() < 0.5 * (counts - cold).abs().sum()
 
 
 def test_an_evaluation_measures_the_tempered_kl(tokenizer):

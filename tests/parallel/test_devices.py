@@ -1,6 +1,5 @@
 """Agents with devices of their own: they share nothing, and are updated at the same time, in threads."""
 
-import math
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import PartialState
-from conftest import optimizer_steps
 from test_trainer import lines, make_trainer
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig
-from cory.errors import UserError
 from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory
 
 DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
@@ -129,32 +126,3 @@ def test_all_calls_end_before_the_first_error_is_raised():
         at_the_same_time([lambda: done.append("zeroth"), fails, fails_later])
     assert sorted(done) == ["second", "zeroth"]
     assert any("second" in note for note in caught.value.__notes__)
-
-
-def test_an_update_that_fails_ends_the_run_and_it_continues(config, tmp_path):
-    config = replace(config, checkpoint=CheckpointConfig(save_every=1), iterations=3)
-    config = replace(config, agents=DEVICES)
-    whole = make_trainer(replace(config, output=str(tmp_path / "whole"))).train().folder
-    trainer = make_trainer(config)
-    first, second = trainer.agents
-    update, calls = second.learner.update, []
-
-    def spoiled(rollouts, rewards, *args):
-        calls.append(1)
-        factor = math.nan if len(calls) == 2 else 1.0
-        return update(rollouts, [reward * factor for reward in rewards], *args)
-
-    second.learner.update = spoiled
-    with pytest.raises(UserError, match="iteration 2: agent_2 as observer") as caught:
-        trainer.train()
-    assert "iter-000001" in "".join(caught.value.__notes__)
-    # The other agent's update has ended.
-    assert [optimizer_steps(agent) for agent in (first, second)] == [8, 4]
-    resumed = make_trainer(replace(config, resume="auto")).train().folder
-    assert outcome(resumed) == outcome(whole)
-
-
-def test_a_device_is_one_that_torch_knows(config, monkeypatch):
-    monkeypatch.setattr("cory.agent.load_policy", lambda *_: pytest.fail("loaded"))
-    with pytest.raises(UserError, match="device"):
-        make_agents(replace(config, agents=[{"device": "gpu"}] * 2))

@@ -120,24 +120,3 @@ def test_agents_of_one_model_share_its_reference(config, llama_folder):
     assert adapted.learner.reference is None
     for model in (full.learner.reference, full.policy):
         assert not any("lora" in name for name, _ in model.named_parameters())
-
-
-def test_longer_chains_are_evaluated_role_by_role(config, tmp_path):
-    seen = set()
-
-    def reward(prompts, completions, role):
-        seen.update(role)
-        return count_good(prompts, completions)
-
-    trainer = make_trainer(replace(config, iterations=1, cory=CoryConfig(num_agents=3)), reward)
-    folder = trainer.train().folder
-    roles = {"pioneer", "observer", "observer_2"}
-    assert seen == roles
-    seen.clear()
-    settings = EvaluationConfig(queries=2, output=str(tmp_path / "evaluation"), device="cpu")
-    names = [row["name"] for row in evaluate([folder], trainer.task, settings).rows]
-    assert seen == roles
-    expected = {"run/agent_3 after agent_2 after agent_1", "run/agent_1 after agent_3"}
-    assert expected <= {*names}
-    # The base and the agents alone; the base in two and three calls; pairs; whole chains.
-    assert len(names) == len(set(names)) == 1 + 3 + 2 + 6 + 3

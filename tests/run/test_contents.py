@@ -5,39 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import sentences
 from test_resume import make_trainer
-from transformers import AutoModelForCausalLM
 from written import write_evaluation, write_run
 
 from cory.errors import UserError
 from cory.run.report import render, run_page
 from study.report import command_line, make_page
-
-
-def test_the_kl_of_a_response_is_that_of_a_plain_loop(config):
-    """Token by token with transformers alone, after an update."""
-    config = replace(config, ppo=replace(config.ppo, kl_penalty="kl", learning_rate=1e-2))
-    trainer = make_trainer(config)
-    trainer.iteration(0)
-    agent = trainer.agents[0]
-    rollout = agent.respond(sentences(3), 5, torch.Generator())
-    base = AutoModelForCausalLM.from_pretrained(config.model.name).eval()
-    for query, response, kl in zip(
-        rollout.prompt_ids, rollout.response_ids, agent.response_kls(rollout), strict=True
-    ):
-        with torch.no_grad():
-            ids = torch.cat([query, response])[None]
-            new, old = (
-                model(ids).logits[0].log_softmax(-1) for model in (agent.policy.eval(), base)
-            )
-        log_ratios = [
-            (new[t - 1, ids[0, t]] - old[t - 1, ids[0, t]]).item()
-            for t in range(len(query), len(ids[0]))
-        ]
-        assert max(map(abs, log_ratios)) > 0.01 and kl == pytest.approx(sum(log_ratios), abs=1e-3)
-    assert trainer.iteration(1).samples == []  # config.sample_every is 2
 
 
 def test_a_run_stores_what_each_role_read_and_writes_its_report(finished):

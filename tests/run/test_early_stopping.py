@@ -30,16 +30,6 @@ class Weights(Callback):
         self.weights.append(trainer.agents[0].learner.model_params[0].detach().clone())
 
 
-class Stop(Callback):
-    """Ends a run after so many iterations."""
-
-    def __init__(self, iterations):
-        self.iterations = iterations
-
-    def on_iteration_end(self, trainer, iteration):
-        trainer.should_stop = iteration.index + 1 == self.iterations
-
-
 class Interrupt(Callback):
     """Sends a signal in an iteration, counted from 1."""
 
@@ -107,25 +97,6 @@ def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned, it
     summary = summary_of(run)
     assert summary["iterations"] == 4 and summary["stopped_by"] == "guards.patience"
     assert summary["best"] == BEST
-
-
-def content(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
-def test_the_end_by_a_callback_is_final_and_outlives_a_signal(config, planned):
-    class Both(Stop):
-        def on_iteration_end(self, trainer, iteration):
-            super().on_iteration_end(trainer, iteration)
-            Interrupt(3).on_iteration_end(trainer, iteration)
-
-    with pytest.raises(Interrupted):
-        train(config, Both(3), guards=GuardsConfig())
-    run = train(config, Callback(), guards=GuardsConfig(), resume=config.output)
-    assert (summary_of(run)["iterations"], summary_of(run)["stopped_by"]) == (3, "a callback")
-    before = content(run)
-    train(config, Callback(), guards=GuardsConfig(), resume="auto")
-    assert content(run) == before
 
 
 def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):

@@ -78,14 +78,6 @@ def test_the_team_reward_is_measured_too(evaluating):
     assert records[0]["eval_team_reward_before"] == records[1]["eval_team_reward_before"] > 0
 
 
-def test_training_does_not_notice(evaluating):
-    records = lines(trainer_of(evaluating).train().folder)
-    plain = replace(evaluating, eval_every=0, output=f"{evaluating.output}-plain")
-    without = lines(CoryTrainer(plain, make_agents(plain), TASK).train().folder)
-    rest = [{k: v for k, v in record.items() if not k.startswith("eval_")} for record in records]
-    assert rest == without
-
-
 @pytest.mark.parametrize("iteration", [1, 3])
 def test_a_resumed_run_equals_an_unbroken_one_and_does_not_measure_again(
     evaluating, iteration, monkeypatch

@@ -83,16 +83,6 @@ def test_code_beside_a_model_does_not_run(policy_folder, tmp_path):
     assert not (tmp_path / "marker").exists()
 
 
-@pytest.mark.parametrize("name", ["train.parquet", "train.jsonl", "train.csv", "train.pkl"])
-def test_dataset(bomb, tmp_path, name):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / name).write_bytes(bomb)
-    for place in (folder, folder / name):
-        with pytest.raises(UserError):
-            load_dataset(str(place), "train", ["text"])
-
-
 @pytest.fixture
 def run(finished, tmp_path):
     """A copy of a run that has ended."""

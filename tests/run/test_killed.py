@@ -56,6 +56,7 @@ sys.exit(status)
 """
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_it_ends_the_same(config, tmp_path):
     """SIGKILL five times, a checkpoint being written at some of them."""
     config = replace(config, iterations=20, checkpoint=CheckpointConfig(save_every=1, keep=3))

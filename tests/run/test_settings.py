@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import ROOT
 
 from cory.agent import make_agents
 from cory.config import Config
@@ -31,41 +30,6 @@ def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch
     run.mkdir()
     monkeypatch.chdir(run)
     assert named(Path()) == run.resolve() and named(Path("run")) == Path("run")
-
-
-def test_a_runs_file_is_a_configuration(
-    policy_folder, classifier_folder, reviews, tmp_path, monkeypatch, command
-):
-    monkeypatch.chdir(tmp_path)
-    values = {
-        "model.name": policy_folder, "task.reward_model": classifier_folder, "task.dataset": reviews,
-        "ppo.batch_size": 8, "ppo.mini_batch_size": 8, "iterations": 1, "output": "runs/mine",
-    }  # fmt: skip
-    flags = [f"--{key}={value}" for key, value in values.items()]
-    first = command(ROOT / "imdb_train/cory.py", *flags)
-    assert first.status == 0, first.error
-    file = "runs/mine/config.yaml"
-    again = command(ROOT / "imdb_train/cory.py", "--config", file, "--seed", "1")
-    assert again.status == 0, again.error
-    one, two = (yaml.safe_load(Path(p).read_text()) for p in (file, "runs/mine-seed1/config.yaml"))
-    assert (one["seed"], two["seed"]) == (0, 1) and one["ppo"] == two["ppo"]
-    assert {"versions", "fingerprint"} < set(two)
-
-
-@pytest.mark.parametrize(
-    ("block", "name", "value"),
-    [
-        ("ppo", "batch_sise", 3),
-        ("ppo", "batch_size", "3"),
-        ("ppo", "kl_penalty", "fool"),
-        ("sampling", "stop", "x"),
-        (None, "lora", 4),
-    ],
-)
-def test_a_wrong_setting_in_python_is_refused_by_its_key(block, name, value):
-    config = Config()
-    with pytest.raises(UserError, match=rf"{block}\.{name}: " if block else rf"{name}: "):
-        setattr(getattr(config, block) if block else config, name, value)
 
 
 def test_settings_in_python_are_checked_together_when_they_are_used():

@@ -2,7 +2,6 @@
 
 import json
 
-import pandas as pd
 import pytest
 import yaml
 from handmade import compared, make_study
@@ -150,11 +149,3 @@ def test_a_run_that_its_kl_has_ended_before_ten_iterations_counts_with_what_it_h
     assert means["seed"].tolist() == [2, 2, 0]
     assert means["task_reward"].tolist() == pytest.approx([0.45, 0.55, 0.15])
     assert means["kl"].tolist() == [1.0, 1.0, 60.0]
-
-
-def test_an_agent_in_both_roles_has_collapsed_by_its_last_ten_iterations():
-    """Not by its last ten rows, which are five iterations: the mean of ten is 0.44 with 7 at 0.2, in iteration 22."""
-    study = make_study({"PPO": lambda seed, k, role: (1.0, 1.0, 0.2 if k > 15 else 1.0)}, seeds=2)
-    as_observer = study.metrics.assign(role="observer")
-    study.metrics = pd.concat([study.metrics, as_observer], ignore_index=True)
-    assert collapse_times(study)["texts"].tolist() == [23, 23]

@@ -76,19 +76,6 @@ def test_a_chain_against_its_rivals(here):
     assert rows[2][6].startswith(f"{(own - ppo).mean():+.2f} (")
 
 
-def test_runs_begin_and_end(here):
-    page = here / "README.md"
-    page.write_text('<!-- table: runs credit groups="PPO" -->\n<!-- end -->\n')
-    tables.command_line([])
-    row = next(line for line in page.read_text().splitlines() if line.startswith("| PPO | 0 |"))
-    metrics = read_study(ROOT / "results/imdb_rivals").metrics
-    of_run = metrics[(metrics["group"] == "PPO") & (metrics["seed"] == 0)]
-    first, last = of_run.head(10), of_run.tail(10)
-    expected = ["task_reward", "kl", "combined_reward"]
-    cells = [f"{first[key].mean():.2f} to {last[key].mean():.2f}" for key in expected]
-    assert row == f"| PPO | 0 | {len(of_run)} | {' | '.join(cells)} |  |"
-
-
 @pytest.mark.parametrize(
     ("description", "message"),
     [

@@ -9,7 +9,6 @@ import yaml
 from conftest import ROOT, read_responses, sentences
 
 from cory.agent import make_agents
-from cory.command import read_config
 from cory.errors import UserError
 from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
@@ -244,24 +243,6 @@ def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
     assert make_task(config).render(1, task.dataset[:1], [["Yes."]]) == [f"{query} Not: Yes."]
 
 
-def test_training_on_chat_messages(here, config, monkeypatch):
-    asked = [
-        [MESSAGES[0], {"role": "user", "content": text[:12]}]
-        for text in dict.fromkeys(sentences(16))
-    ]
-    write_rows(here / "chat.jsonl", [{"messages": messages} for messages in asked])
-    (here / "chat.py").write_text(
-        "def size(completions):\n    return [float(len(c[0]['content'])) for c in completions]\n"
-    )
-    agents = make_agents(config)
-    monkeypatch.setattr(agents[0].tokenizer, "chat_template", CHAT)
-    changes = {"dataset": "chat.jsonl", "prompt_column": "messages", "reward": "chat.py:size"}
-    iteration = CoryTrainer(config, agents, make_task(settings(**changes))).iteration(0)
-    first, _ = iteration.rollouts
-    assert all(prompt in asked for prompt in first.prompts)
-    assert iteration.task_rewards[0].tolist() == list(map(len, first.completions))
-
-
 def test_held_out_prompts_are_of_another_file_or_split(here):
     config = settings()
     with pytest.raises(UserError, match=r"^task\.eval_dataset: "):
@@ -280,14 +261,6 @@ def test_held_out_prompts_are_of_another_file_or_split(here):
     assert make_task(folder).dataset["prompt"][0] == "train"
     for rows in (held_out_rows(folder), held_out_rows(folder, "test")):
         assert rows["prompt"][0] == "test"
-
-
-def test_the_settings_of_the_page_are_read(here):
-    page = (ROOT / "docs/own_task.md").read_text()
-    file = re.search(r"cat > praise.yaml <<'END'\n(.*?)END", page, re.DOTALL).group(1)
-    (here / "praise.yaml").write_text(file)
-    config, name = read_config(OwnConfig, argv=["--config", "praise.yaml"])
-    assert name == "praise" and config.task.reward == "rewards.py:praise"
 
 
 # The commands

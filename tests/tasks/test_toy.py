@@ -58,10 +58,3 @@ def test_held_out_queries_of_the_toy_reviews_are_held_out():
     for asked in (train[0], test[:500]):
         lengths = collections.Counter(len(ids) for ids in tokenizer(list(asked))["input_ids"])
         assert min(lengths[length] for length in range(2, 9)) >= 10
-
-
-def test_held_out_problems_are_held_out():
-    train, test = (
-        [problem["question"] for problem in gsm8k.problems(split)] for split in ("train", "test")
-    )
-    assert len(set(test)) == 500 and not set(train) & set(test)
