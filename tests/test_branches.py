@@ -72,7 +72,7 @@ def test_no_mini_batch_is_empty(config, changes, expected):
     assert rows_of_steps == expected
 
 
-@pytest.mark.parametrize("algorithm", ["reinforce", "grpo", "ppo"])
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_both_roles_of_one_agent_count_alike(config, algorithm):
     """By plain gradient steps, an agent in both roles moves by the mean of what each role alone would move it.
 

@@ -129,18 +129,15 @@ def spy(trainer):
     return seen
 
 
-@pytest.mark.parametrize("credit", ["causal", "own", "counterfactual"])
-def test_each_role_earns_what_the_mode_says(config, credit):
-    trainer = make_trainer(
-        replace(config, cory=CoryConfig(credit=credit, weight=0.5, exchange_period=0))
-    )
-    unread = {}
+def test_counterfactual_credit_subtracts_what_the_observer_earns_unread(config):
+    cory = CoryConfig(credit="counterfactual", weight=0.5, exchange_period=0)
+    trainer = make_trainer(replace(config, cory=cory))
+    answered = []
     respond = trainer.agents[1].respond
 
     def answers(prompts, *args):
-        rollout = respond(prompts, *args)
-        unread["prompts"], unread["completions"] = prompts, rollout.completions  # the last call's
-        return rollout
+        answered.append(respond(prompts, *args))
+        return answered[-1]
 
     trainer.agents[1].respond = answers
     seen = spy(trainer)
@@ -149,12 +146,11 @@ def test_each_role_earns_what_the_mode_says(config, credit):
     r1, r2 = (
         torch.tensor(count_good(batch, seen[0][f"agent_{i}"][0][0].completions)) for i in (1, 2)
     )
-    b2 = torch.tensor(count_good(batch, unread["completions"]))
-    expected = {"causal": r1 + 0.5 * r2, "own": r1, "counterfactual": r1 + 0.5 * (r2 - b2)}[credit]
-    assert torch.allclose(seen[0]["agent_1"][1][0], expected)
+    unread = answered[-1]
+    b2 = torch.tensor(count_good(batch, unread.completions))
+    assert torch.allclose(seen[0]["agent_1"][1][0], r1 + 0.5 * (r2 - b2))
     assert torch.allclose(seen[0]["agent_2"][1][0], r2)
-    if credit == "counterfactual":
-        assert unread["prompts"] == [f'Improve "{query}": {query}' for query in batch]
+    assert unread.prompts == [f'Improve "{query}": {query}' for query in batch]
 
 
 def test_an_agent_in_both_roles_learns_from_both_at_once(config):

