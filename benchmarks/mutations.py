@@ -225,7 +225,7 @@ FAULTS = [
     Fault(
         "rewards_in_order_of_length", "cory/rewards.py",
         "rewards[index] = logits", "rewards[start : start + self.batch_size] = logits",
-        "tests/tasks/test_rewards.py tests/tasks",
+        "tests/tasks/test_classifier.py tests/tasks",
     ),
     Fault(
         "first_marker_wins", "gsm8k_train/answers.py",

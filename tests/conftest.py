@@ -9,6 +9,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
+import importlib
 import json
 import runpy
 import signal
@@ -20,6 +21,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from accelerate import PartialState
+from datasets import Dataset
 from matplotlib.figure import Figure
 from PIL import Image
 from transformers import (
@@ -34,14 +36,17 @@ from transformers import (
 
 from cory import identity as versions
 from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
+from cory.roles import RolePrompts
 from cory.run import plots
 from cory.run.folder import read_rows
 from cory.task import Task
 from study.small_models import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
+EXIT = sys.exit
 SAVEFIG = Figure.savefig
 PLOT_CURVES = plots.plot_curves
+PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
 WORDS = "the film was a good bad story with some very fine or awful acting and music in every single scene".split()
 
 
@@ -113,6 +118,16 @@ def drawn_figures(monkeypatch):
     monkeypatch.setattr(plots, "plot_curves", PLOT_CURVES)
 
 
+def imported(folder: Path, name: str):
+    """A module of an example, which imports its neighbours as a script does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        module = importlib.import_module(name)
+    for neighbour in folder.glob("*.py"):
+        sys.modules.pop(neighbour.stem, None)
+    return module
+
+
 def figure_of(page: str) -> str:
     """The SVG element of a report with one figure."""
     return page[page.index("<svg") : page.index("</svg>")]
@@ -139,6 +154,8 @@ def command(monkeypatch, capsys):
     def run(program, *argv) -> Ended:
         monkeypatch.setattr(sys, "argv", [str(program), *map(str, argv)])
         monkeypatch.setattr("cory.command.from_command_line", False)
+        # Else Weights & Biases, where it has run, takes the status for that of the tests.
+        monkeypatch.setattr(sys, "exit", EXIT)
         capsys.readouterr()
         status = 0
         try:
@@ -200,6 +217,12 @@ def llama_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def wide_llama(tokenizer, tmp_path_factory) -> Path:
+    """A random Llama with the tokenizer of `policy_folder`, whose heads have a width that vLLM has on a CPU."""
+    return save_llama(tokenizer, tmp_path_factory.mktemp("models") / "wide", width=64)
+
+
+@pytest.fixture(scope="session")
 def classifier_folder(tokenizer, tmp_path_factory) -> Path:
     """A random NEGATIVE/POSITIVE DistilBERT as a Hugging Face folder."""
     folder = tmp_path_factory.mktemp("models") / "distilbert"
@@ -242,6 +265,24 @@ def make_config(policy_folder: Path, folder: Path) -> Config:
 @pytest.fixture
 def config(policy_folder, tmp_path) -> Config:
     return make_config(policy_folder, tmp_path)
+
+
+def count_good(prompts, completions):
+    return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
+
+
+def make_trainer(config, reward=count_good, callbacks=(), **of_task):
+    """A trainer on 20 short prompts, each with a label; the held-out rows are the same."""
+    from cory.agent import make_agents
+    from cory.trainer import CoryTrainer
+
+    prompts = [" ".join(text.split()[:4]) for text in sentences(20)]
+    rows = Dataset.from_dict({"prompt": prompts, "label": list(range(20))})
+    task = Task(rows, reward, PROMPTS, **of_task)
+    held_out = rows if config.eval_every else None
+    return CoryTrainer(
+        config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks
+    )
 
 
 def run_iteration(trainer, k: int) -> list[dict]:

@@ -8,7 +8,7 @@ import datasets
 import httpx
 import pytest
 import torch
-from conftest import make_gpt2, run_iteration, sentences
+from conftest import PROMPTS, make_gpt2, make_trainer, run_iteration, sentences
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError
 from peft import LoraConfig, get_peft_model
@@ -28,17 +28,13 @@ from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbTaskConfig
 from imdb_train.task import queries
 
-PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
-
 
 def refuses(message):
     return pytest.raises(UserError, match=message)
 
 
-def trainer(config, reward=lambda prompts, completions: [0.0] * len(prompts), prompts=None):
-    return CoryTrainer(
-        config, make_agents(config), Task.from_prompts(prompts or sentences(10), reward, PROMPTS)
-    )
+def task_of(prompts):
+    return Task.from_prompts(prompts, len, PROMPTS)
 
 
 # Models
@@ -205,11 +201,11 @@ def test_tokenizer_without_a_pad_token_is_handled(policy_folder, config, tmp_pat
     del settings["pad_token"]
     file.write_text(json.dumps(settings))
     config.model.name = str(tmp_path / "model")
-    one = trainer(config)
+    one = make_trainer(config)
     assert one.agents[0].tokenizer.pad_token == one.agents[0].tokenizer.eos_token
     padded = run_iteration(one, 0)
     config.model.name = str(policy_folder)
-    assert padded == run_iteration(trainer(config), 0)
+    assert padded == run_iteration(make_trainer(config), 0)
 
 
 # Devices
@@ -292,7 +288,7 @@ def test_prompts_longer_than_the_context_are_refused(config, words, longest, mat
     rows[5] = "good " * words
     config.sampling.max_new_tokens = longest
     with refuses(rf"^dataset: .*{match}"):
-        trainer(config, prompts=rows)
+        CoryTrainer(config, make_agents(config), task_of(rows))
 
 
 @pytest.mark.parametrize(
@@ -322,21 +318,21 @@ def test_bad_templates(pioneer, observer):
 def test_runs_without_an_output_get_folders_of_their_own(config, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config.output, config.iterations = None, 1
-    assert [str(trainer(config).train().folder) for _ in range(2)] == ["runs/cory", "runs/cory-2"]
+    folders = [str(make_trainer(config).train().folder) for _ in range(2)]
+    assert folders == ["runs/cory", "runs/cory-2"]
 
 
 @pytest.mark.parametrize(
     ("key", "use"),
     [
-        ("cory.num_agents", lambda config: CoryTrainer(config, make_agents(config)[:1], task(8))),
-        ("dataset", lambda config: CoryTrainer(config, make_agents(config), task(7))),
+        (
+            "cory.num_agents",
+            lambda config: CoryTrainer(config, make_agents(config)[:1], task_of(sentences(8))),
+        ),
+        ("dataset", lambda config: CoryTrainer(config, make_agents(config), task_of(sentences(7)))),
         ("cory.credit", lambda _: assign_credit([torch.ones(4)] * 2, "polynomial")),
     ],
 )
 def test_mistakes_in_python_are_refused_by_their_key(config, key, use):
     with refuses(rf"^{key}: "):
         use(config)
-
-
-def task(rows):
-    return Task.from_prompts(sentences(rows), len, PROMPTS)

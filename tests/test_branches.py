@@ -1,14 +1,15 @@
 """Branches: several observers after each response of the pioneer."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
+from conftest import make_trainer
 from test_credit import spy
-from test_trainer import make_trainer, state
+from test_trainer import state
 
 from cory.config import CoryConfig, SamplingConfig
+from cory.run.folder import read_rows
 
 SHARED = CoryConfig(num_agents=1, chain_length=2)
 
@@ -113,7 +114,7 @@ def test_samples_show_the_first_branch(config):
     trainer.iteration = lambda k: iterations.append(run(k)) or iterations[-1]
     folder = trainer.train().folder
     first, second = iterations[0].rollouts
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").open()]
+    samples = read_rows(folder / "samples.jsonl")
     assert [row["completion"] for row in samples] == first.completions + second.completions[::2]
     rewards = iterations[0].task_rewards[1][::2].tolist()
     assert [row["task_reward"] for row in samples[4:]] == rewards

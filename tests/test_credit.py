@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import datasets
 import pytest
 import torch
 from chain_gradients import (
@@ -13,15 +12,11 @@ from chain_gradients import (
     world,
     world_of_questions,
 )
-from conftest import optimizer_steps, run_iteration, sentences
-from test_trainer import PROMPTS, count_good, make_trainer
+from conftest import count_good, make_trainer, optimizer_steps, run_iteration
 
-from cory.agent import make_agents
 from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.run.measure import flags
-from cory.task import Task
-from cory.trainer import CoryTrainer
 
 
 @pytest.mark.parametrize("dependence", [0.0, 2.0])
@@ -187,17 +182,13 @@ def test_chains_of_a_group_share_their_query_and_the_reward_learns_the_role(conf
         got.update(prompts=prompts, role=role, label=label)
         return [float(len(text)) for text in completions]
 
-    rows = {"prompt": sentences(8), "label": list(range(8))}
-    config = replace(config, algorithm="rloo", group_size=4)
-    trainer = CoryTrainer(
-        config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS)
-    )
+    trainer = make_trainer(replace(config, algorithm="rloo", group_size=4), reward)
     seen = spy(trainer)
     trainer.iteration(0)
     assert got["role"] == ["pioneer"] * 8 + ["observer"] * 8
     first, second = got["label"][0], got["label"][4]
     assert got["label"] == ([first] * 4 + [second] * 4) * 2 and first != second
-    assert got["prompts"][:4] == [rows["prompt"][first]] * 4
+    assert got["prompts"][:4] == [trainer.task.dataset["prompt"][first]] * 4
     prompts, completions = (
         getattr(seen[0]["agent_2"][0][0], key) for key in ("prompts", "completions")
     )

@@ -1,16 +1,15 @@
 """Frozen agents: they answer as any agent does, and stay as they are."""
 
-import json
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import run_iteration
-from test_trainer import make_trainer
+from conftest import make_trainer, run_iteration
 from transformers import AutoModelForCausalLM
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig
+from cory.run.folder import read_rows
 
 FROZEN = [{}, {"trained": False}]
 
@@ -39,12 +38,11 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, rank):
     for path in (folder / "checkpoints").iterdir():
         assert {file.name for file in path.iterdir()} == {"agent_1.safetensors", "state.json"}
 
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
-    rows = [row for row in rows if row["agent"] == "agent_2"]
+    rows = [row for row in read_rows(folder / "metrics.jsonl") if row["agent"] == "agent_2"]
     assert [row["role"] for row in rows] == ["observer", "observer", "pioneer", "pioneer"]
     for row in rows:
         assert row["kl"] == 0 and row["response_tokens"] > 0 and "policy_loss" not in row
-    samples = map(json.loads, (folder / "samples.jsonl").open())
+    samples = read_rows(folder / "samples.jsonl")
     assert all(row["kl"] == 0 for row in samples if row["agent"] == "agent_2")
 
     base = AutoModelForCausalLM.from_pretrained(config.model.name)

@@ -5,10 +5,9 @@ from dataclasses import replace
 import datasets
 import pytest
 import torch
-from conftest import sentences
+from conftest import count_good, sentences
 from test_credit import spy
 from test_questions import PROMPTS, make_questions, rows_of
-from test_trainer import count_good
 
 import cory.agent
 from cory.agent import make_agents

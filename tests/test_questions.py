@@ -6,9 +6,8 @@ from dataclasses import replace
 import datasets
 import pytest
 import torch
-from conftest import sentences
+from conftest import count_good, sentences
 from test_credit import spy
-from test_trainer import count_good
 
 from cory.agent import make_agents
 from cory.command import load

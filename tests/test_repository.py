@@ -1,6 +1,8 @@
 """The repository holds together: README, environments, documents."""
 
 import ast
+import doctest
+import importlib
 import re
 import sys
 import tomllib
@@ -206,3 +208,8 @@ def test_few_files_touch_trl_and_peft():
     # PEFT is imported by the folder's __init__ first, which keeps bitsandbytes out.
     assert all(file.startswith(("cory/models/", "cory/learners/")) for file in using("peft"))
     assert using("bitsandbytes") == []
+
+
+@pytest.mark.parametrize("name", [module(path) for path in SOURCES if ">>> " in path.read_text()])
+def test_examples_in_docstrings_give_what_they_say(name):
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

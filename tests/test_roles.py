@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import datasets
 import pytest
-from conftest import sentences
-from test_trainer import PROMPTS, count_good, make_trainer
+from conftest import PROMPTS, count_good, make_trainer
 
 from cory.agent import make_agents
 from cory.config import CoryConfig, RoleConfig
 from cory.errors import UserError
 from cory.roles import RolePrompts, fit_responses
+from cory.run.folder import read_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -33,14 +33,7 @@ def three(config):
         seen.extend(role)
         return count_good(prompts, completions)
 
-    rows = {
-        "prompt": [" ".join(text.split()[:4]) for text in sentences(20)],
-        "label": list(range(20)),
-    }
-    config = replace(config, cory=THREE, roles=ROLES)
-    return CoryTrainer(
-        config, make_agents(config), Task(datasets.Dataset.from_dict(rows), reward, PROMPTS)
-    ), seen
+    return make_trainer(replace(config, cory=THREE, roles=ROLES), reward), seen
 
 
 def test_each_role_reads_writes_and_is_called_what_its_settings_say(three):
@@ -71,7 +64,7 @@ def test_metrics_and_samples_have_names_and_columns_of_roles(three, period):
     trainer.config = replace(trainer.config, iterations=1, cory=cory)
     folder = trainer.train().folder
     for name in ("metrics", "samples"):
-        rows = [json.loads(line) for line in (folder / f"{name}.jsonl").open()]
+        rows = read_rows(folder / f"{name}.jsonl")
         assert {row["role"] for row in rows} == {"writer", "critic", "observer_2"}
     before = json.loads((folder / "summary.json").read_text())["samples"]["before"]
     solo = ["agent_1"] if period == 0 else ["agent_1", "agent_2", "agent_3"]

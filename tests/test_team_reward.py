@@ -4,23 +4,17 @@ import asyncio
 import json
 from dataclasses import replace
 
-import datasets
 import pytest
 import torch
-from conftest import run_iteration, sentences
+from conftest import count_good, make_trainer, run_iteration
 from test_credit import spy
-from test_trainer import PROMPTS, count_good
 
-from cory.agent import make_agents
 from cory.config import CoryConfig, EvaluationConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.evaluation.table import titles
 from cory.rewards import Reward
-from cory.task import Task
-from cory.trainer import CoryTrainer
-
-ROWS = {"prompt": [" ".join(text.split()[:4]) for text in sentences(20)], "label": list(range(20))}
+from cory.run.folder import read_rows
 
 
 async def lengths(prompts, chains, label):
@@ -32,16 +26,11 @@ async def lengths(prompts, chains, label):
     ]
 
 
-def make_trainer(config, team_reward=lengths, reward=count_good):
-    dataset = datasets.Dataset.from_dict(ROWS)
-    task = Task(dataset, reward, PROMPTS, team_reward=team_reward)
-    held_out = dataset if config.eval_every else None
-    return CoryTrainer(config, make_agents(config), task, eval_dataset=held_out)
-
-
 @pytest.mark.parametrize(("credit", "branches"), [("collective", 1), ("own", 2)])
 def test_every_role_gets_its_chains_team_reward_on_top(config, credit, branches):
-    trainer = make_trainer(replace(config, branches=branches, cory=CoryConfig(credit=credit)))
+    trainer = make_trainer(
+        replace(config, branches=branches, cory=CoryConfig(credit=credit)), team_reward=lengths
+    )
     seen = spy(trainer)
     iteration = trainer.iteration(0)
     first, second = iteration.rollouts
@@ -61,15 +50,15 @@ def test_every_role_gets_its_chains_team_reward_on_top(config, credit, branches)
 
 def test_it_is_a_metric_of_its_own(config):
     config = replace(config, iterations=2, eval_every=2)
-    folder = make_trainer(config).train().folder
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").open()]
+    folder = make_trainer(config, team_reward=lengths).train().folder
+    rows = read_rows(folder / "metrics.jsonl")
     for one, two in zip(rows[::2], rows[1::2], strict=True):
         assert one["team_reward"] == two["team_reward"] > 100
         for row in (one, two):
             expected = row["task_reward"] + row["team_reward"] - config.ppo.init_kl_coef * row["kl"]
             assert row["task_reward"] < 10 and row["combined_reward"] == pytest.approx(expected)
     assert [row["iteration"] for row in rows if "eval_team_reward" in row] == [1, 1]
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").open()]
+    samples = read_rows(folder / "samples.jsonl")
     team = [row["team_reward"] for row in samples]
     assert team[:4] == team[4:8]
     before = json.loads((folder / "summary.json").read_text())["samples"]["before"]
@@ -78,21 +67,21 @@ def test_it_is_a_metric_of_its_own(config):
 
 
 def test_it_may_take_the_place_of_rewards_of_responses(config):
-    records = run_iteration(make_trainer(config, reward=[]), 0)
+    records = run_iteration(make_trainer(config, [], team_reward=lengths), 0)
     assert all(record["task_reward"] == 0 and record["team_reward"] > 100 for record in records)
     assert all("equal_rewards" not in record["flags"] for record in records)
     for reward, shown in (([], False), (count_good, True)):
-        task = make_trainer(config, reward=reward).task
+        task = make_trainer(config, reward, team_reward=lengths).task
         assert ("task_reward" in titles(task, EvaluationConfig(samples=2))) == shown
     with pytest.raises(UserError, match=r"^task\.reward: "):
-        make_trainer(config, None, reward=[])
+        make_trainer(config, reward=[])
 
 
 def test_a_run_knows_it_by_its_source(config):
-    recorded = make_trainer(config).task.fingerprint()
+    recorded = make_trainer(config, team_reward=lengths).task.fingerprint()
     assert recorded["team_reward"].endswith("test_team_reward.lengths")
     assert len(recorded["team_reward_sha256"]) == 16
-    assert "team_reward" not in make_trainer(config, None).task.fingerprint()
+    assert "team_reward" not in make_trainer(config).task.fingerprint()
     named = Reward(lengths, name="team.py:lengths", sha256="abc")
-    recorded = make_trainer(config, named).task.fingerprint()
+    recorded = make_trainer(config, team_reward=named).task.fingerprint()
     assert (recorded["team_reward"], recorded["team_reward_sha256"]) == ("team.py:lengths", "abc")

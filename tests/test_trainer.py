@@ -4,13 +4,12 @@ import itertools
 import json
 from copy import deepcopy
 from dataclasses import replace
-from pathlib import Path
 
 import datasets
 import numpy as np
 import pytest
 import torch
-from conftest import make_config, run_iteration, sentences
+from conftest import PROMPTS, count_good, make_config, make_trainer, run_iteration, sentences
 from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -20,25 +19,9 @@ from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.models.text import plain_texts
-from cory.roles import RolePrompts
+from cory.run.folder import read_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer
-
-PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-
-
-def count_good(prompts, completions):
-    return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
-
-
-def make_trainer(config, reward=count_good, callbacks=()) -> CoryTrainer:
-    """A trainer on 20 short prompts, of which the held-out ones are taken, too."""
-    prompts = [" ".join(text.split()[:4]) for text in sentences(20)]
-    task = Task.from_prompts(prompts, reward, PROMPTS)
-    held_out = task.dataset if config.eval_every else None
-    return CoryTrainer(
-        config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks
-    )
 
 
 def state(agent):
@@ -179,13 +162,9 @@ def trained(policy_folder, tmp_path_factory) -> tuple[CoryTrainer, Watch]:
     return trainer, watch
 
 
-def lines(folder: Path, name: str) -> list[dict]:
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").open()]
-
-
 def test_run_folder(trained):
     folder = trained[0].run.folder
-    metrics = lines(folder, "metrics")
+    metrics = read_rows(folder / "metrics.jsonl")
     assert [(m["iteration"], m["agent"]) for m in metrics] == [
         (k, f"agent_{i}") for k in range(3) for i in (1, 2)
     ]
@@ -195,10 +174,10 @@ def test_run_folder(trained):
         "dropped_steps", "distinct_2", "flags",
     }  # fmt: skip
     assert set(metrics[0]) == expected
-    timings = lines(folder, "timings")
+    timings = read_rows(folder / "timings.jsonl")
     seconds = {"seconds_generate", "seconds_reward", "seconds_learn", "seconds_total"}
     assert len(timings) == 3 and seconds < set(timings[0])
-    assert {s["iteration"] for s in lines(folder, "samples")} == {0, 2}
+    assert {s["iteration"] for s in read_rows(folder / "samples.jsonl")} == {0, 2}
     summary = json.loads((folder / "summary.json").read_text())
     assert set(summary["agents"]) == {"agent_1", "agent_2"}
     assert (summary["iterations"], summary["stopped_by"]) == (3, "a callback")
@@ -228,7 +207,7 @@ def test_saved_agents_open_without_trl_and_answer_alike(trained):
     assert not torch.allclose(*logits)
 
 
-def test_a_run_depends_on_its_seed_alone(trained, config, tmp_path, capsys):
+def test_a_run_depends_on_its_seed_alone(trained, config, tmp_path):
     """Not on global generators, nor on held-out queries, which may lack columns that nobody reads."""
     got = []
     plain, _ = trained
@@ -256,10 +235,9 @@ def test_a_run_depends_on_its_seed_alone(trained, config, tmp_path, capsys):
         for row in run.history
     ]
     assert history == plain.run.history
-    assert lines(run.folder, "samples") == lines(plain.run.folder, "samples")
+    samples, expected = (read_rows(one.folder / "samples.jsonl") for one in (run, plain.run))
+    assert samples == expected
     assert (asked * 2, ["pioneer"] * 4 + ["observer"] * 4) in got
-    counted = "4 held-out queries (3 distinct), 25 % of them also in training"
-    assert counted in capsys.readouterr().err
 
     other = run_iteration(make_trainer(replace(config, seed=1, eval_every=0)), 0)
     assert other[0]["kl_coef"] == history[0]["kl_coef"]

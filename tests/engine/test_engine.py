@@ -1,22 +1,19 @@
 """Sampling by an engine, against a stand-in for vLLM's server; test_vllm.py has the real one."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from conftest import make_gpt2, sentences
-from test_trainer import PROMPTS
+from conftest import make_gpt2, make_trainer
 from vllm_server import serving
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, Config, LoraConfig, RoleConfig
 from cory.errors import UserError
 from cory.models.vllm import Engine
-from cory.task import Task
-from cory.trainer import CoryTrainer
+from cory.run.folder import read_rows
 
 
 @pytest.fixture
@@ -33,16 +30,9 @@ def settings(config, server) -> Config:
     return replace(config, sampling=sampling, ppo=ppo, sample_every=0, iterations=2)
 
 
-def count_good(prompts, completions):
-    return [float(completion.count("o")) + len(completion) / 50 for completion in completions]
-
-
-def train(config: Config, reward=count_good) -> list[dict]:
+def train(config: Config) -> list[dict]:
     """The records of a run."""
-    prompts = [" ".join(text.split()[:4]) for text in sentences(40)]
-    task = Task.from_prompts(prompts, reward, PROMPTS)
-    CoryTrainer(config, make_agents(config), task).train()
-    return [json.loads(line) for line in (Path(config.output) / "metrics.jsonl").open()]
+    return read_rows(make_trainer(config).train().folder / "metrics.jsonl")
 
 
 def learner(config: Config, algorithm: str, rank: int) -> Config:
@@ -50,9 +40,16 @@ def learner(config: Config, algorithm: str, rank: int) -> Config:
     return replace(config, lora=LoraConfig(rank=rank), **group)
 
 
-@pytest.mark.parametrize(("algorithm", "rank"), [("grpo", 0), ("ppo", 4)])
-def test_responses_come_from_the_weights_of_each_iteration(settings, server, algorithm, rank):
+@pytest.mark.parametrize(
+    ("algorithm", "rank", "temperature"), [("grpo", 0, 1.0), ("ppo", 4, 1.0), ("grpo", 0, 0.5)]
+)
+def test_responses_come_from_the_weights_of_each_iteration(
+    settings, server, algorithm, rank, temperature
+):
     """A LoRA run also restores the base that another run has left."""
+    server.processed = True
+    sampling = replace(settings.sampling, temperature=temperature)
+    settings = replace(settings, sampling=sampling)
     if rank:
         server.model = make_gpt2(make_agents(settings)[0].tokenizer, seed=5)
     records = train(learner(settings, algorithm, rank))

@@ -12,19 +12,12 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-from conftest import save_llama
 from test_engine import learner, train
 
 from cory.agent import make_agents
 
 PYTHON = os.environ.get("CORY_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="CORY_VLLM names no Python with vLLM")
-
-
-@pytest.fixture(scope="module")
-def wide_llama(tokenizer, tmp_path_factory):
-    """A random Llama with heads of a width that vLLM has on a CPU."""
-    return save_llama(tokenizer, tmp_path_factory.mktemp("models") / "wide", width=64)
 
 
 class Started:

@@ -19,7 +19,8 @@ class Server:
 
     With `stale` it says that it has taken over weights and keeps the old ones. It ends the connection, as a killed
     server does, from the request for completions on whose number is `dies_at`. It refuses to empty its cache
-    `kept_cache` times.
+    `kept_cache` times. With `processed` its log-probabilities are those at the temperature, as with
+    `--logprobs-mode processed_logprobs`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -30,6 +31,7 @@ class Server:
         self.url, self.longest, self.stale, self.dies_at, self.key = "", 96, False, -1, ""
         self.draws = torch.Generator().manual_seed(0)
         self.completions, self.kept_cache, self.lock = 0, 0, threading.Lock()
+        self.processed = False
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         """The status and JSON of a request."""
@@ -75,9 +77,10 @@ class Server:
         new, logprobs = [], []
         while len(new) < body["max_tokens"]:
             logits = model(torch.tensor([prompt + new])).logits[0, -1]
-            each = (logits / body["temperature"]).softmax(-1)
-            new.append(torch.multinomial(each, 1, generator=self.draws).item())
-            logprobs.append(logits.log_softmax(-1)[new[-1]].item())
+            tempered = logits / body["temperature"]
+            new.append(torch.multinomial(tempered.softmax(-1), 1, generator=self.draws).item())
+            shown = tempered if self.processed else logits
+            logprobs.append(shown.log_softmax(-1)[new[-1]].item())
             if new[-1] in body["stop_token_ids"] or any(
                 s in self.tokenizer.decode(new) for s in body["stop"]
             ):

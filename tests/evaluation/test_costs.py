@@ -5,8 +5,8 @@ from fractions import Fraction
 
 import datasets
 import pytest
-from conftest import read_responses, sentences
-from test_evaluation import PROMPTS, count_good, settings
+from conftest import PROMPTS, count_good, read_responses, sentences
+from test_evaluation import settings
 
 from cory import evaluate
 from cory.agent import make_agents

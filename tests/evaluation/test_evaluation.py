@@ -8,32 +8,30 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import figure_of, make_gpt2, read_responses, sentences
+from conftest import (
+    PROMPTS,
+    count_good,
+    figure_of,
+    make_gpt2,
+    make_trainer,
+    read_responses,
+    sentences,
+)
 
 from cory import evaluate
-from cory.agent import make_agents
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer, Evaluator
 from cory.evaluation.rows import line_up
 from cory.evaluation.table import table_rows
 from cory.models import load
-from cory.roles import RolePrompts
 from cory.task import Task
-from cory.trainer import CoryTrainer
 from study.small_models import train_tokenizer
-
-PROMPTS = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-
-
-def count_good(prompts, completions):
-    return [float(completion.count("good")) for completion in completions]
 
 
 def make_run(config, agents=2, **changes):
     config = replace(config, cory=replace(config.cory, num_agents=agents), **changes)
-    task = Task.from_prompts(sentences(16), count_good, PROMPTS)
-    return CoryTrainer(config, make_agents(config), task).train().folder
+    return make_trainer(config).train().folder
 
 
 def by_length(prompts, completions):
@@ -52,10 +50,21 @@ def settings(tmp_path, **changes) -> EvaluationConfig:
 
 
 @pytest.mark.usefixtures("drawn_figures")
-def test_a_run_of_two_agents_beside_one_of_a_single_agent(finished, config, held_out, tmp_path):
+def test_a_run_of_two_agents_beside_one_of_a_single_agent(
+    finished, config, held_out, tmp_path, monkeypatch
+):
     """Joint: an agent reads the other one's response; compute-matched: its own first answer."""
     ppo = make_run(config, 1, iterations=1, output=str(tmp_path / "ppo"))
-    chosen = settings(tmp_path, samples=2, ks=[1, 2])
+    chosen = settings(tmp_path, samples=2, ks=[1, 2], greedy=True)
+    read_greedily = []
+    respond = Answerer.respond
+
+    def recorded(answerer, prompts, sampling, **options):
+        if sampling.top_k == 1:
+            read_greedily.extend(prompts)
+        return respond(answerer, prompts, sampling, **options)
+
+    monkeypatch.setattr(Answerer, "respond", recorded)
     done = evaluate([finished.folder, ppo], replace(held_out, reward=by_length), chosen)
     names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "base after itself", "run/agent_2 after agent_1",
              "run/agent_1 after agent_2", "ppo/agent_1 after itself"]  # fmt: skip
@@ -74,6 +83,7 @@ def test_a_run_of_two_agents_beside_one_of_a_single_agent(finished, config, held
             alone, chain = records[first, number], records[name, number]
             assert alone["prompt"] == query and chain["read"] == first
             assert chain["prompt"] == f'Improve "{query}{alone["completions"][0]}": {query}'
+            assert f'Improve "{query}{alone["greedy"]}": {query}' in read_greedily
     figure = figure_of((done.folder / "report.html").read_text())
     assert "ppo/agent_1 after itself" in figure and "95 % intervals over queries" in figure
     # The rewards are no successes.
@@ -121,8 +131,9 @@ def test_chains_are_those_that_were_trained(config, held_out, tmp_path):
     """Two agents in three roles, and agents that do not read."""
     long = replace(config, iterations=1, cory=replace(config.cory, chain_length=3))
     run = make_run(long)
-    lineup = line_up(held_out, settings(tmp_path, models=[str(run)]))
+    lineup = line_up(held_out, settings(tmp_path, models=[str(run)], kl_coef=0.0))
     assert "run/agent_1 after agent_2 after agent_1" in {row.name for row in lineup.rows}
+    assert lineup.kl_coef == 0.0 != config.ppo.init_kl_coef
     alone = replace(config, iterations=1, cory=replace(config.cory, knowledge_transfer=False))
     run = make_run(replace(alone, output=str(tmp_path / "alone")))
     lineup = line_up(held_out, settings(tmp_path, models=[str(run)]))
@@ -284,7 +295,6 @@ def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
         chosen = settings(tmp_path / str(number))
         done = evaluate([finished.folder], held_out, chosen, trained_on=rows)
         saved = json.loads((done.folder / "evaluation.json").read_text())
-        assert saved["description"].startswith("4 queries (3 distinct), ")
         assert saved["in_training"] == {"run": share}
 
 

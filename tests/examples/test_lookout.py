@@ -1,43 +1,31 @@
 """The lookout's example: its rule, its data, its settings, and a run of two iterations on a random model."""
 
 import doctest
-import importlib
-import json
-import sys
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, imported
 
 from cory.agent import make_agents
 from cory.command import load
 from cory.own_task import OwnConfig, make_task
 from cory.roles import fill
+from cory.run.folder import read_rows
 from cory.trainer import CoryTrainer
 
 EXAMPLE = ROOT / "examples/lookout"
-
-
-def imported(name, folder=EXAMPLE):
-    """A module of the example, which imports its neighbours as a script does; or one of another folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        module = importlib.import_module(name)
-    for each in ("chain", "make", "rewards", "table", "weather"):
-        sys.modules.pop(each, None)
-    return module
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """The example's data, and a model that has hardly been trained."""
     folder = tmp_path_factory.mktemp("lookout")
-    imported("make").make(folder, texts=200, steps=2)
+    imported(EXAMPLE, "make").make(folder, texts=200, steps=2)
     return folder
 
 
 def test_the_rule():
-    rewards = imported("rewards")
+    rewards = imported(EXAMPLE, "rewards")
     assert doctest.testmod(rewards).failed == 0
     lands = [land for course in rewards.WINDS for land in rewards.WINDS]
     courses = [course for course in rewards.WINDS for _ in rewards.WINDS]
@@ -51,9 +39,7 @@ def test_the_rule():
 
 
 def test_each_role_reads_its_own_half(world):
-    train, test = (
-        [json.loads(line) for line in open(world / f"{split}.jsonl")] for split in ("train", "test")
-    )
+    train, test = (read_rows(world / f"{split}.jsonl") for split in ("train", "test"))
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
     templates = yaml.safe_load((EXAMPLE / "lookout.yaml").read_text())["task"]
     row = {"prompt": "", "land": "LAND", "course": "COURSE", "response": "RESPONSE"}
@@ -83,15 +69,15 @@ def test_a_run(world, tmp_path, monkeypatch):
     config = load(OwnConfig, EXAMPLE / "lookout.yaml", argv)
     run = CoryTrainer(config, make_agents(config), make_task(config)).train()
     assert {row["role"] for row in run.history} == {"pioneer", "observer"}
-    assert "| x | 1 | " in imported("table").table([run.folder])
+    assert "| x | 1 | " in imported(EXAMPLE, "table").table([run.folder])
 
 
 def test_fog_decides_what_each_role_knows(tmp_path):
-    weather = imported("weather")
+    weather = imported(EXAMPLE, "weather")
     folder = tmp_path / "weather"
     weather.make(folder, texts=200, steps=2)
     for fog in weather.FOG:
-        rows = [json.loads(line) for line in open(folder / f"fog_{fog}/test.jsonl")]
+        rows = read_rows(folder / f"fog_{fog}/test.jsonl")
         foggy = [row for row in rows if "in fog" in row["prompt"]]
         assert abs(len(foggy) / len(rows) - fog / 100) < 0.1
         # In fog the lookout sees the land alone and the helmsman knows the course alone.

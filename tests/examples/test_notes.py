@@ -1,16 +1,14 @@
-"""The notes' example: its rule, its data, its settings, and runs of two iterations on a random model."""
+"""The notes' example: its rule, its data, its settings, and an iteration on a random model."""
 
 import doctest
-import importlib
-import json
-import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, imported
 
 from cory.agent import make_agents
 from cory.command import load
 from cory.own_task import OwnConfig, make_task
+from cory.run.folder import read_rows
 from cory.trainer import CoryTrainer
 from study.experiment_file import read_experiment
 from study.plan import plan
@@ -19,26 +17,14 @@ EXAMPLE = ROOT / "examples/notes"
 SETTINGS = ["notes.yaml", "toy.yaml", "questions.yaml"]
 
 
-def imported(name):
-    """A module of the example."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(EXAMPLE)
-        sys.modules.pop(name, None)
-        module = importlib.import_module(name)
-    sys.modules.pop(name)
-    return module
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """The example's data, and a model that has hardly been trained."""
     folder = tmp_path_factory.mktemp("notes")
-    imported("make").make(folder, texts=200, steps=2)
+    make = imported(EXAMPLE, "make")
+    make.SIZE["positions"] = 256  # for the worked examples of questions.yaml
+    make.make(folder, texts=200, steps=2)
     return folder
-
-
-def read(folder, split):
-    return [json.loads(line) for line in open(folder / f"{split}.jsonl")]
 
 
 def settings(world, name, **flags):
@@ -53,15 +39,15 @@ def settings(world, name, **flags):
 
 
 def test_the_rule():
-    rewards = imported("rewards")
+    rewards = imported(EXAMPLE, "rewards")
     assert doctest.testmod(rewards).failed == 0
     pets = {"role": ["answerer"] * 3, "answer": ["cats"] * 3}
     assert rewards.reward([""] * 3, [" cats", " cats, dogs", ""], **pets) == [1.0, 0.0, 0.0]
 
 
 def test_no_held_out_listing_is_trained_on(world):
-    make = imported("make")
-    train, test, fresh = (read(world, split) for split in make.ROWS)
+    make = imported(EXAMPLE, "make")
+    train, test, fresh = (read_rows(world / f"{split}.jsonl") for split in make.ROWS)
     assert [len(split) for split in (train, test, fresh)] == list(make.ROWS.values())
     assert not {row["listing"] for row in train} & {row["listing"] for row in [*test, *fresh]}
     # The flats differ, not only the order of their sentences.
@@ -77,9 +63,9 @@ def test_no_held_out_listing_is_trained_on(world):
 
 
 def test_each_listing_has_all_questions(world):
-    make = imported("make")
-    train = read(world, "train")
-    questions = read(world, "questions")
+    make = imported(EXAMPLE, "make")
+    train = read_rows(world / "train.jsonl")
+    questions = read_rows(world / "questions.jsonl")
     assert len(questions) == 4 * len(train)
     for number, row in enumerate(train):
         of_listing = questions[4 * number : 4 * number + 4]
@@ -119,7 +105,7 @@ def test_a_run_with_all_questions(world, tmp_path, monkeypatch, credit):
     iteration = trainer.iteration(0)
     notes, answers = iteration.rollouts
     assert (len(notes.prompts), len(answers.prompts)) == (2, 8)
-    questions = list(imported("make").QUESTIONS.values())
+    questions = list(imported(EXAMPLE, "make").QUESTIONS.values())
     for prompt, question in zip(answers.prompts, questions * 2, strict=True):
         assert f"Question: {question}" in prompt.rpartition("Note:")[2]
     assert iteration.task_rewards[0].tolist() == [0, 0]

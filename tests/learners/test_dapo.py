@@ -1,53 +1,21 @@
 """DAPO against a plain loop: a mean over the tokens of the batch, without responses that were cut."""
 
 import copy
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
-from conftest import make_gpt2, sentences
-from test_ppo import ragged, rollout_of
+from conftest import sentences
+from test_group import logprobs, make, update
+from test_ppo import ragged, rollout_of, weights
 
 from cory.agent import make_agents
-from cory.config import Config, PPOConfig, SamplingConfig
-from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.losses import group_advantages, group_losses, ppo_losses
 from cory.parallel import distributed
 
-CPU = torch.device("cpu")
 FINISHED = [True, False, True, True, True, True, False, True]
 
 
-def make(tokenizer, algorithm="dapo", **settings):
-    """A learner in double precision, by plain gradient steps."""
-    base = make_gpt2(tokenizer).double()
-    reference = make_gpt2(tokenizer, seed=1).double().requires_grad_(False)
-    defaults = {"batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 1, "learning_rate": 0.05}
-    config = Config(
-        device="cpu",
-        algorithm=algorithm,
-        group_size=4,
-        ppo=PPOConfig(**defaults | settings, optimizer="SGD"),
-        sampling=SamplingConfig(max_new_tokens=12),
-    )
-    return GroupLearner(
-        WindowPolicy(copy.deepcopy(base)), WindowPolicy(reference), tokenizer, config, CPU
-    )
-
-
-def update(learner, finished, seed=0):
-    queries, responses, scores = ragged(seed=seed)
-    rollout = replace(rollout_of(queries, responses), finished=finished)
-    (stats,) = learner.update([rollout], [scores], np.random.default_rng(seed))
-    return stats
-
-
-def weights(learner):
-    return torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
-
-
-def plain_step(learner, finished, low=0.2, high=0.2):
+def plain_step(learner, finished):
     """The loss of the first step, and the weights after it."""
     queries, responses, scores = ragged()
     model = copy.deepcopy(learner.policy)
@@ -56,18 +24,13 @@ def plain_step(learner, finished, low=0.2, high=0.2):
     for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
         if not finished[row]:
             continue
-        ids = torch.cat([query, response])
-        index = response[:, None]
-        new, ref = (
-            m(ids[None]).logits[0, len(query) - 1 : -1].log_softmax(-1).gather(1, index)[:, 0]
-            for m in (model, learner.reference.pretrained_model)
-        )
+        new = logprobs(model, query, response)
+        ref = logprobs(learner.reference.pretrained_model, query, response)
         for t in range(len(response)):
             ratio = torch.exp(new[t] - new[t].detach())
-            clipped = ratio.clamp(1 - low, 1 + high)
             gap = ref[t].detach() - new[t]
             kl = learner.kl_controller.value * ratio * (gap.exp() - gap - 1)
-            total = total - torch.min(ratio * advantages[row], clipped * advantages[row]) + kl
+            total = total - ratio * advantages[row] + kl
             count += 1
     loss = total / count
     loss.backward()
@@ -90,22 +53,22 @@ def plain_step(learner, finished, low=0.2, high=0.2):
 )
 def test_loss_and_gradient_equal_a_plain_loop(tokenizer, split, finished):
     """However the batch is split, each token counts alike."""
-    learner = make(tokenizer, **split)
+    learner = make(tokenizer, "dapo", ppo_epochs=1, learning_rate=0.05, **split)
     before = weights(learner)
     loss, expected = plain_step(learner, finished)
-    stats = update(learner, finished)
+    stats = update(learner, *ragged(), finished)
     assert stats.policy_loss == pytest.approx(loss, rel=1e-5)
     moved = (expected - before).abs().max()
     assert moved > 1e-3 and (weights(learner) - expected).abs().max() < 2e-6 * moved
 
 
 def test_the_mean_is_over_the_tokens_of_all_processes(tokenizer, monkeypatch):
-    learner = make(tokenizer)
+    learner = make(tokenizer, "dapo")
     _, responses, _ = ragged()
-    halves = []
-    for rows in (slice(0, 4), slice(4, 8)):
-        of_process = rollout_of([None] * 4, responses[rows])
-        halves.append(replace(of_process, finished=FINISHED[rows]))
+    halves = [
+        rollout_of([None] * 4, responses[rows], FINISHED[rows])
+        for rows in (slice(0, 4), slice(4, 8))
+    ]
     counted = [len(r) for r, ended in zip(responses, FINISHED, strict=True) if ended]
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     monkeypatch.setattr(distributed, "all_reduce_sum", lambda tensor: 0 * tensor + sum(counted))
@@ -117,9 +80,9 @@ def test_the_mean_is_over_the_tokens_of_all_processes(tokenizer, monkeypatch):
 
 
 def test_a_batch_of_cut_responses_moves_nothing(tokenizer):
-    learner = make(tokenizer)
+    learner = make(tokenizer, "dapo")
     before = weights(learner)
-    stats = update(learner, [False] * 8)
+    stats = update(learner, *ragged(), [False] * 8)
     assert stats.policy_loss == 0.0 and torch.equal(weights(learner), before)
 
 
@@ -156,8 +119,7 @@ def test_the_share_of_groups_with_equal_rewards(tokenizer, algorithm):
     learner = make(tokenizer, algorithm)
     queries, responses, _ = ragged()
     rewards = torch.tensor([1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0, 0.0])
-    rollouts = [rollout_of(queries, responses)]
-    (stats,) = learner.update(rollouts, [rewards], np.random.default_rng(0))
+    stats = update(learner, queries, responses, rewards)
     assert stats.metrics()["frac_reward_zero_std"] == 0.5
 
 

@@ -1,6 +1,5 @@
 """REINFORCE, RLOO and GRPO against plain loops over single responses."""
 
-import copy
 import math
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 from conftest import make_gpt2
-from test_ppo import ragged, rollout_of
+from test_ppo import ragged, rollout_of, weights
 
 import cory.learners.learner
 from cory.config import Config, PPOConfig, SamplingConfig
@@ -25,36 +24,33 @@ from cory.models.window import share_prompts
 LONGEST, GROUP = 12, 4
 
 
-def make(tokenizer, algorithm, optimizer=("SGD", {}), **settings):
+def make(tokenizer, algorithm, **settings):
     """A learner in double precision, by plain gradient steps, with a reference that differs from its policy."""
-    base, ref = (
-        make_gpt2(tokenizer).double(),
-        make_gpt2(tokenizer, seed=1).double().requires_grad_(False),
-    )
-    name, options = optimizer
-    defaults = {"learning_rate": 0.01, "batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 2}
-    ppo = PPOConfig(**defaults | settings, optimizer=name, optimizer_options=options)
+    policy = WindowPolicy(make_gpt2(tokenizer).double())
+    reference = WindowPolicy(make_gpt2(tokenizer, seed=1).double()).requires_grad_(False)
+    defaults = {"batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 2}
+    defaults |= {"optimizer": "SGD", "learning_rate": 0.01}
+    ppo = PPOConfig(**defaults | settings)
     sampling = SamplingConfig(max_new_tokens=LONGEST)
     config = Config(device="cpu", algorithm=algorithm, group_size=GROUP, ppo=ppo, sampling=sampling)
-    return GroupLearner(
-        WindowPolicy(copy.deepcopy(base)), WindowPolicy(ref), tokenizer, config, torch.device("cpu")
-    )
+    return GroupLearner(policy, reference, tokenizer, config, torch.device("cpu"))
 
 
-def update(learner, queries, responses, scores, seed=0):
-    (stats,) = learner.update(
-        [rollout_of(queries, responses)], [scores], np.random.default_rng(seed)
-    )
+def update(learner, queries, responses, scores, finished=None, seed=0):
+    rollout = rollout_of(queries, responses, finished)
+    (stats,) = learner.update([rollout], [scores], np.random.default_rng(seed))
     return stats
 
 
+def all_logprobs(model, query, response, temperature=1.0):
+    """(tokens, vocabulary), of one response, without padding or batches."""
+    logits = model(torch.cat([query, response])[None]).logits[0, len(query) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)
+
+
 def logprobs(model, query, response):
-    """Of one response's tokens, without padding or batches."""
-    ids = torch.cat([query, response])
-    logits = model(ids[None]).logits[0, len(query) - 1 : -1]
-    return torch.stack(
-        [row.log_softmax(0)[token] for row, token in zip(logits, response, strict=True)]
-    )
+    """Of its tokens."""
+    return all_logprobs(model, query, response).gather(1, response[:, None])[:, 0]
 
 
 def plain_advantages(rewards, algorithm, roles=1):
@@ -146,7 +142,7 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monk
     stats = update(learner, queries, responses, scores)
     assert stats.policy_loss == pytest.approx(sum(values) / 2, rel=1e-6, abs=1e-6)
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
-    found = torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
+    found = weights(learner)
     # By two gradients; log-probabilities are float32 there, and here float64.
     moved = (expected - before).abs().max()
     assert moved / rate > 1e-2 and (found - expected).abs().max() < 2e-6 * moved
@@ -179,10 +175,8 @@ def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     Accelerator(gradient_accumulation_steps=3)
     for learner in reversed(learners):
         update(learner, *ragged())
-        results.append(torch.cat([p.detach().flatten() for p in learner.policy.parameters()]))
-    before = torch.cat(
-        [p.detach().flatten() for p in make(tokenizer, algorithm).policy.parameters()]
-    )
+        results.append(weights(learner))
+    before = weights(make(tokenizer, algorithm))
     distance = (results[0] - results[1]).norm() / (results[0] - before).norm()
     # Means over responses do not depend on how they are split; over tokens of mini-batches, weights would.
     assert distance < 1e-6
@@ -213,15 +207,14 @@ def test_the_ratio_that_is_watched_is_the_one_in_the_loss(algorithm, of_response
 @pytest.mark.parametrize("name", ["Adam", "SGD", "Adafactor", "NAdam"])
 def test_any_of_torchs_optimizers_is_resumed_to_the_bit(tokenizer, name):
     options = {"momentum": 0.9} if name == "SGD" else {}
-    whole, first, second = (make(tokenizer, "rloo", optimizer=(name, options)) for _ in range(3))
+    whole, first, second = (
+        make(tokenizer, "rloo", optimizer=name, optimizer_options=options) for _ in range(3)
+    )
     for k, learner in ((0, whole), (0, first), (1, whole)):
         update(learner, *ragged(seed=k), seed=k)
     second.load_state(*first.save_state())
     update(second, *ragged(seed=1), seed=1)
-    assert all(
-        torch.equal(a, b)
-        for a, b in zip(whole.policy.parameters(), second.policy.parameters(), strict=True)
-    )
+    assert torch.equal(weights(whole), weights(second))
 
 
 def test_options_of_an_optimizer_are_checked():

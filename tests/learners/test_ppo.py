@@ -54,10 +54,10 @@ class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
         return logits, loss, values.float()
 
 
-def rollout_of(queries, responses):
-    """A rollout of these token ids, in which no text is read and no response was cut."""
+def rollout_of(queries, responses, finished=None):
+    """A rollout of these token ids, in which no text is read; by default no response was cut."""
     texts = [""] * len(queries)
-    return Rollout(texts, texts, queries, responses, finished=[True] * len(queries))
+    return Rollout(texts, texts, queries, responses, finished=finished or [True] * len(queries))
 
 
 def policies(tokenizer, wrapper):

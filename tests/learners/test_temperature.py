@@ -5,10 +5,11 @@ import copy
 import pytest
 import torch
 from conftest import make_gpt2, sentences
+from test_group import all_logprobs
 from test_ppo import ragged
 
 from cory.agent import make_agents
-from cory.config import Config, PPOConfig, SamplingConfig
+from cory.config import Config, SamplingConfig
 from cory.evaluation.answer import Answerer
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.ppo import PPOLearner
@@ -22,29 +23,21 @@ CPU = torch.device("cpu")
 TEMPERATURE = 0.6
 
 
-def make(tokenizer, algorithm="grpo", temperature=TEMPERATURE, **settings):
+def make(tokenizer, algorithm):
     """A learner whose reference differs from its policy."""
-    defaults = {"batch_size": 8, "mini_batch_size": 8, "optimizer": "SGD", "learning_rate": 0.01}
-    config = Config(
-        device="cpu",
-        algorithm=algorithm,
-        group_size=4,
-        ppo=PPOConfig(**defaults | settings),
-        sampling=SamplingConfig(max_new_tokens=12, temperature=temperature),
-    )
+    sampling = SamplingConfig(max_new_tokens=12, temperature=TEMPERATURE)
+    config = Config(device="cpu", algorithm=algorithm, sampling=sampling)
     wrap, learner = (
         (PolicyWithValueHead, PPOLearner) if algorithm == "ppo" else (WindowPolicy, GroupLearner)
     )
-    torch.manual_seed(5)
     policy = wrap(make_gpt2(tokenizer))
     reference = WindowPolicy(make_gpt2(tokenizer, seed=1)).requires_grad_(False)
     return learner(policy, reference, tokenizer, config, CPU)
 
 
-def plain(model, query, response):
-    """All log-probabilities (tokens, vocabulary) of a response at the temperature, without padding or batches."""
-    logits = model(torch.cat([query, response])[None]).logits[0, len(query) - 1 : -1]
-    return (logits / TEMPERATURE).log_softmax(-1)
+def tempered(model, query, response):
+    """All log-probabilities of a response, (tokens, vocabulary)."""
+    return all_logprobs(model, query, response, TEMPERATURE)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
@@ -57,11 +50,11 @@ def test_numbers_are_those_of_the_tempered_distributions(tokenizer, algorithm):
     entropy = passed.entropy(8)
     rows = zip(queries, responses, strict=True)
     for row, (query, response) in enumerate(rows):
-        policy = plain(learner.policy, query, response)
-        reference = plain(learner.reference.pretrained_model, query, response)
+        policy = tempered(learner.policy, query, response)
+        reference = tempered(learner.reference.pretrained_model, query, response)
         length = len(response)
-        for name, all_logprobs in (("logprobs", policy), ("ref_logprobs", reference)):
-            expected = all_logprobs.gather(1, response[:, None])[:, 0]
+        for name, of_model in (("logprobs", policy), ("ref_logprobs", reference)):
+            expected = of_model.gather(1, response[:, None])[:, 0]
             torch.testing.assert_close(getattr(found, name)[row, :length], expected.detach())
         kl = (policy.exp() * (policy - reference)).sum(1)
         torch.testing.assert_close(found.kl[row, :length], kl.detach(), rtol=1e-4, atol=1e-5)
@@ -73,7 +66,7 @@ def test_numbers_are_those_of_the_tempered_distributions(tokenizer, algorithm):
     model = copy.deepcopy(learner.policy)
     model.zero_grad()
     for query, response in zip(queries, responses, strict=True):
-        plain(model, query, response).gather(1, response[:, None]).sum().backward()
+        tempered(model, query, response).gather(1, response[:, None]).sum().backward()
     for found_one, expected in zip(learner.policy.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(found_one.grad, expected.grad, rtol=1e-3, atol=1e-3)
 
@@ -87,7 +80,7 @@ def test_an_evaluation_measures_the_tempered_kl(tokenizer):
     generator = Stream(0, Purpose.EVALUATION).torch()
     (response,) = sample(model, tokenizer, [query], settings, 5, generator).responses
     assert tokenizer.decode(response).startswith(answer.completions[0])
-    policy, reference = plain(model, query, response), plain(base, query, response)
+    policy, reference = tempered(model, query, response), tempered(base, query, response)
     kl = (policy.exp() * (policy - reference)).sum().item()
     assert answer.kl[0] == pytest.approx(kl, rel=1e-4)
     nll = -reference.gather(1, response[:, None]).sum().item()

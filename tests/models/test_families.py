@@ -115,10 +115,11 @@ class Tokenizer:
         return " ".join(map(str, ids)) + " "
 
 
-def tiny(name):
+def tiny(name, **settings):
+    """A random model of a family, with the settings that it has here if none are given."""
     torch.manual_seed(0)
-    settings = AutoConfig.for_model(name.split(" ")[0], **ALL[name])
-    return AutoModelForCausalLM.from_config(settings).eval()
+    config = AutoConfig.for_model(name.split(" ")[0], **settings or ALL[name])
+    return AutoModelForCausalLM.from_config(config).eval()
 
 
 def some(*lengths):

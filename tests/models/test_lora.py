@@ -6,32 +6,18 @@ from dataclasses import replace
 import peft
 import pytest
 import torch
-from conftest import make_gpt2, run_iteration, sentences
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from conftest import make_gpt2, make_trainer, run_iteration
+from transformers import AutoModelForCausalLM
 
 from cory.agent import make_agents
 from cory.config import Config, LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.identity import policy_models
 from cory.models.load import load_policy
-from cory.roles import RolePrompts
-from cory.task import Task
-from cory.trainer import CoryTrainer
-
-PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
 
 
 def lora(config: Config, **changes) -> Config:
     return replace(config, lora=LoraConfig(rank=4, **changes))
-
-
-def make_trainer(config) -> CoryTrainer:
-    def reward(prompts, completions):
-        return [len(completion) / 20 for completion in completions]
-
-    return CoryTrainer(
-        config, make_agents(config), Task.from_prompts(sentences(16), reward, PROMPTS)
-    )
 
 
 def adapters(agent) -> dict[str, torch.Tensor]:
@@ -184,26 +170,10 @@ def test_target_modules_are_those_asked_for(config):
     }
 
 
-@pytest.fixture(scope="session")
-def llama_folder(tokenizer, tmp_path_factory):
-    """A random Llama of 4 layers, with a context long enough for GSM8K's prompts."""
-    folder = tmp_path_factory.mktemp("models") / "llama"
-    torch.manual_seed(0)
-    settings = dict(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=4
-    )
-    settings |= dict(num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096)
-    LlamaForCausalLM(
-        LlamaConfig(**settings, bos_token_id=0, eos_token_id=0, pad_token_id=1)
-    ).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def test_quantized_base_with_lora(config, llama_folder):
+def test_quantized_base_with_lora(config, wide_llama):
     pytest.importorskip("bitsandbytes")
     config = replace(
-        config, model=ModelConfig(str(llama_folder), quantization="4bit"), lora=LoraConfig(rank=4)
+        config, model=ModelConfig(str(wide_llama), quantization="4bit"), lora=LoraConfig(rank=4)
     )
     config.ppo.mini_batch_size, config.ppo.gradient_accumulation_steps = 2, 4
     trainer = make_trainer(config)
@@ -217,9 +187,9 @@ def test_quantized_base_with_lora(config, llama_folder):
     )
 
 
-def test_a_frozen_agent_on_a_quantized_base_is_saved_as_that_base(config, llama_folder, tmp_path):
+def test_a_frozen_agent_on_a_quantized_base_is_saved_as_that_base(config, wide_llama, tmp_path):
     pytest.importorskip("bitsandbytes")
-    model = ModelConfig(str(llama_folder), quantization="4bit")
+    model = ModelConfig(str(wide_llama), quantization="4bit")
     config = replace(lora(config), model=model, agents=[{}, {"trained": False}])
     frozen = make_trainer(config).agents[1]
     frozen.save(tmp_path / "frozen")

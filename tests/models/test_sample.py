@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import make_gpt2
-from test_lora import llama_folder  # noqa: F401
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 from cory.config import SamplingConfig
@@ -19,19 +18,24 @@ def rows(tokenizer, texts):
 
 
 @pytest.fixture(params=["gpt2", "llama"])
-def model(request, tokenizer, llama_folder):  # noqa: F811
+def model(request, tokenizer, wide_llama):
     if request.param == "gpt2":
         return make_gpt2(tokenizer)
-    return AutoModelForCausalLM.from_pretrained(llama_folder).eval()
+    return AutoModelForCausalLM.from_pretrained(wide_llama).eval()
+
+
+ALL_SETTINGS = SamplingConfig(temperature=1.5, top_k=50, top_p=0.9, repetition_penalty=1.1)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("model", "settings"),
     [
-        SamplingConfig(temperature=0.7),
-        SamplingConfig(top_p=0.8, repetition_penalty=1.3),
-        SamplingConfig(temperature=1.5, top_k=50, top_p=0.9, repetition_penalty=1.1),
+        ("gpt2", SamplingConfig(temperature=0.7)),
+        ("gpt2", SamplingConfig(top_p=0.8, repetition_penalty=1.3)),
+        ("gpt2", ALL_SETTINGS),
+        ("llama", ALL_SETTINGS),
     ],
+    indirect=["model"],
 )
 def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
     generator = torch.Generator().manual_seed(3)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_window import tiny
+from test_families import SIZE, tiny
 
 from cory.models.window import BY_POSITIONS, forward, pack, share_prompts, whole_mask
 
@@ -58,7 +58,7 @@ def shared(model, window):
 )
 def test_a_response_sees_its_prompt_and_itself(name, prompts, rows):
     """Logits, hidden states and gradients are those of rows with a prompt each."""
-    model = tiny(name).double()
+    model = tiny(name, **SIZE).double()
     window = batch(prompts)
     assert len(share_prompts(model, window).input_ids) == rows
     outputs, gradients = [], []
@@ -76,7 +76,7 @@ def test_a_response_sees_its_prompt_and_itself(name, prompts, rows):
 
 
 def test_a_batch_is_laid_out_only_where_that_is_less_work():
-    model = tiny("gpt2")
+    model = tiny("gpt2", **SIZE)
     responses = [torch.arange(3, 8)] * 8
     alone = pack([torch.arange(3 + i, 13 + i) for i in range(8)], responses, 0)
     assert share_prompts(model, alone) is None
@@ -92,7 +92,7 @@ def test_a_batch_is_laid_out_only_where_that_is_less_work():
     [("mistral", {"sliding_window": 8}), ("bloom", {}), ("gemma2", {}), ("gpt2", "eager")],
 )
 def test_models_with_other_masks_or_that_count_padding_are_read_as_before(name, settings):
-    model = tiny(name, **settings) if settings != "eager" else tiny(name)
+    model = tiny(name, **SIZE, **({} if settings == "eager" else settings))
     if settings == "eager":
         model.set_attn_implementation("eager")
     assert share_prompts(model, batch()) is None

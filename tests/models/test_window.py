@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from test_lora import llama_folder  # noqa: F401
+from test_families import SIZE, tiny
 from test_sample import model, rows  # noqa: F401
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from cory.config import SamplingConfig
 from cory.models.sample import sample
@@ -77,18 +76,6 @@ def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer):  # noqa: F81
         )
 
 
-SIZE = {
-    "vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "intermediate_size": 48, "head_dim": 8, "max_position_embeddings": 64, "pad_token_id": 0, "initializer_range": 0.5,
-}  # fmt: skip
-
-
-def tiny(name, **changes):
-    torch.manual_seed(0)
-    settings = AutoConfig.for_model(name, **SIZE, **changes)
-    return AutoModelForCausalLM.from_config(settings).eval()
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "shares"),
     [
@@ -101,7 +88,7 @@ def tiny(name, **changes):
 def test_beginnings_are_read_once_by_models_that_go_by_positions(name, changes, shares):
     """And with each prompt where distances count padding."""
     policy, queries = (
-        tiny(name, **changes),
+        tiny(name, **SIZE, **changes),
         [torch.arange(3, 33), torch.arange(3, 24), torch.arange(3, 40)],
     )
     responses = [torch.tensor(ids) for ids in ([5, 6, 7], [8], [9, 10, 11, 12])]

@@ -20,9 +20,8 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 import test_ppo  # noqa: E402
 import torch  # noqa: E402
-from conftest import hurry  # noqa: E402
+from conftest import count_good, hurry, make_trainer  # noqa: E402
 from test_questions import make_questions  # noqa: E402
-from test_trainer import count_good, make_trainer  # noqa: E402
 
 from cory import Callback  # noqa: E402
 from cory.command import as_config, main  # noqa: E402

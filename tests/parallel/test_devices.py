@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from accelerate import PartialState
-from test_trainer import lines, make_trainer
+from conftest import make_trainer
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig
 from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory
+from cory.run.folder import read_rows
 
 DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
 
@@ -50,7 +51,7 @@ def outcome(folder: Path):
     weights = [(folder / f"agent_{i}").glob("*.safetensors") for i in (1, 2)]
     files = [file.read_bytes() for agent in weights for file in sorted(agent)]
     assert len(files) == 2
-    return lines(folder, "metrics"), lines(folder, "samples"), files
+    return read_rows(folder / "metrics.jsonl"), read_rows(folder / "samples.jsonl"), files
 
 
 @pytest.mark.parametrize("kind", ["ppo", "rloo"])

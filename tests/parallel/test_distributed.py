@@ -7,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_config, make_gpt2
+from conftest import make_config, make_gpt2, make_trainer
 from distributed_run import run_job, save_state
 from safetensors.torch import load_file
 from test_ppo import make_learner, ragged, rollout_of, weights
 from test_questions import make_questions
-from test_trainer import make_trainer
 from torchrun import launch
 from transformers import AutoModelForCausalLM
 from vllm_server import serving
@@ -29,6 +28,7 @@ from cory.config import (
 )
 from cory.errors import UserError
 from cory.parallel import distributed
+from cory.run.folder import read_rows
 
 FULL = ParallelConfig(shard="full")
 LORA = LoraConfig(rank=4)
@@ -160,7 +160,7 @@ def ranks(config):
 
 
 def metrics(config) -> list[dict]:
-    return [json.loads(line) for line in Path(config.output, "metrics.jsonl").open()]
+    return read_rows(Path(config.output, "metrics.jsonl"))
 
 
 @pytest.mark.parametrize("name", ["whole", "lora", "three", "shared", "questions"])

@@ -5,8 +5,7 @@ import io
 import json
 import re
 
-from conftest import ROOT
-from test_resume import make_trainer
+from conftest import ROOT, make_trainer
 
 from cory import Callback
 from cory.run.folder import read_rows

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_resume import after, count_good, interrupt, make_trainer, outcome
+from conftest import count_good, make_trainer
+from test_resume import after, interrupt, outcome
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate

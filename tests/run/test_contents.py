@@ -5,17 +5,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_resume import make_trainer
+from conftest import make_trainer
 from written import write_evaluation, write_run
 
 from cory.errors import UserError
+from cory.run.folder import read_rows
 from cory.run.report import render, run_page
 from study.report import command_line, make_page
 
 
 def test_a_run_stores_what_each_role_read_and_writes_its_report(finished):
     run = finished.folder
-    samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
+    samples = read_rows(run / "samples.jsonl")
     by_role = {role: [s for s in samples if s["role"] == role] for role in ("pioneer", "observer")}
     for first, second in zip(*by_role.values(), strict=True):
         query = first["query"]

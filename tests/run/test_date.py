@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from test_resume import make_trainer
+from conftest import make_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cory.run.checkpoint

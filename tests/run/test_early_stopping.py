@@ -7,13 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from test_resume import make_trainer
+from conftest import make_trainer
+from test_resume import summary_of
 
 from cory import Callback, evaluate
 from cory.config import CheckpointConfig, EvaluationConfig, GuardsConfig, ModelConfig
 from cory.errors import UserError
 from cory.models.load import load_policy
 from cory.run import callbacks
+from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
 from study.compare import read_runs
 
@@ -59,18 +61,13 @@ def train(config, callback=None, **changes):
     return make_trainer(config, callbacks=[callback] if callback else []).train().folder
 
 
-def summary_of(run):
-    return json.loads((run / "summary.json").read_text())
-
-
 BEST = {"iterations": 2, "eval_task_reward": 3.0}
 
 
 def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned):
     watch = Weights()
     run = train(config, watch)
-    lines = (run / "metrics.jsonl").read_text().splitlines()
-    rewards = [json.loads(line)["eval_task_reward"] for line in lines[::2]]
+    rewards = [row["eval_task_reward"] for row in read_rows(run / "metrics.jsonl")[::2]]
     assert rewards == HELD_OUT[:4]  # 3 is reached in the second; 2 and again 3 are no better
     summary = summary_of(run)
     assert summary["stopped"] and summary["best"] == BEST

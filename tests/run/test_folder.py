@@ -1,6 +1,5 @@
 """Output folders: one writer at a time, nothing half written under its final name, nothing of another kind replaced."""
 
-import json
 import os
 import shutil
 import signal
@@ -9,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_resume import content, make_trainer, one
+from conftest import make_trainer
+from test_resume import content, one
 
 from cory import evaluate
 from cory.config import EvaluationConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer
 from cory.run import checkpoint
-from cory.run.folder import filled, write_text
+from cory.run.folder import filled, read_rows, write_text
 from study.small_models import cached
 
 __all__ = ["one"]  # a fixture
@@ -94,7 +94,7 @@ def test_an_evaluation_that_another_process_writes_is_left_alone(finished, setti
 
     monkeypatch.setattr(Answerer, "respond", slow)
     done = evaluate([finished.folder], finished.task, settings)
-    lines = [json.loads(line) for line in (done.folder / "responses.jsonl").open()]
+    lines = read_rows(done.folder / "responses.jsonl")
     assert tried and len({(row["model"], row["query"]) for row in lines}) == len(lines)
 
 

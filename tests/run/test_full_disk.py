@@ -4,7 +4,8 @@ import errno
 from dataclasses import replace
 
 import pytest
-from test_resume import make_trainer, same
+from conftest import make_trainer
+from test_resume import same
 
 from cory.agent import Agent
 from cory.config import CheckpointConfig

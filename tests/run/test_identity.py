@@ -10,9 +10,8 @@ from pathlib import Path
 import datasets
 import pytest
 import yaml
-from conftest import make_gpt2
+from conftest import make_gpt2, make_trainer
 from safetensors.torch import load_file, save_file
-from test_resume import make_trainer
 
 from cory import evaluate
 from cory.agent import make_agents

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
-from test_resume import interrupt, make_trainer, same
+from conftest import ROOT, make_trainer
+from test_resume import interrupt, same
 
 from cory.config import CheckpointConfig
 from cory.run.signals import Signals
@@ -31,7 +31,7 @@ KILLER = f"""
 import json, os, random, signal, sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}, {str(HERE.parent)!r}]
 from cory.config import Config, from_data
-from test_resume import make_trainer
+from conftest import make_trainer
 import psutil
 
 # One process that imports, then forks the runs: importing takes longer than they do. Each is killed at a random moment

@@ -62,7 +62,7 @@ def hostile_runs(tmp_path):
     one = write_run(
         tmp_path / name, agents=2, texts=texts, flags={2: [f"<b>{HACK}</b>"], 3: ["__proto__"]}
     )
-    rows = [json.loads(line) for line in (one / "metrics.jsonl").read_text().splitlines()]
+    rows = read_rows(one / "metrics.jsonl")
     rows = [row | {f"<script>{HACK}</script>": 1.0, "__proto__": 2.0} for row in rows]
     (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = (one / "config.yaml").read_text()

@@ -10,43 +10,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import make_config, sentences
+from conftest import count_good, make_config, make_trainer
 
 from cory import Callback
-from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import NotFinite, UserError
-from cory.roles import RolePrompts
 from cory.run.checkpoint import save
 from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
-from cory.task import Task
-from cory.trainer import CoryTrainer
 
 ITERATIONS = 5
 AGENTS = ["agent_1", "agent_2"]
-
-
-def count_good(prompts, completions):
-    return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
-
-
-def count_words(prompts, chains):
-    """A team reward: the number of different words that a chain's responses have."""
-    return [float(len({*" ".join(chain).split()})) for chain in chains]
-
-
-def make_trainer(config, reward=count_good, callbacks=()) -> CoryTrainer:
-    prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
-    task = Task.from_prompts(
-        [" ".join(text.split()[:4]) for text in sentences(40)], reward, prompts
-    )
-    if config.roles:
-        task.team_reward = count_words
-    held_out = task.dataset if config.eval_every else None
-    return CoryTrainer(
-        config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks
-    )
 
 
 def make_one(config):
@@ -271,7 +245,7 @@ def test_settings_of_the_machine_may_be_others(one, whole, four):
     trainer = make_trainer(other)
     history = trainer.train().history
     assert {agent.learner.pass_size.micro_batch for agent in trainer.agents} == {3}
-    expected = [json.loads(line) for line in (whole / "metrics.jsonl").open()]
+    expected = read_rows(whole / "metrics.jsonl")
     for record, unbroken in zip(history, expected, strict=True):  # alike but for rounding
         assert record["task_reward"] == pytest.approx(unbroken["task_reward"], abs=1e-4)
 
@@ -327,7 +301,7 @@ FOLDERS = {
     "LoRA": (None, {"lora": LoraConfig(rank=2)}, r"lora\.rank"),
     "reward": (None, {"reward": other_reward}, r"fingerprint\.reward"),
     "reward's file": (other_file, {}, r"fingerprint\.reward_sha256"),
-    "rows": (None, {"rows": 30}, r"fingerprint\.dataset_sha256"),
+    "rows": (None, {"rows": 10}, r"fingerprint\.dataset_sha256"),
 }
 
 
@@ -378,6 +352,29 @@ def test_a_trainer_trains_once_and_saves_an_iteration_once(one):
     assert file.stat().st_ino == inode
     with pytest.raises(UserError, match=r"^train: "):
         trainer.train()
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(one, monkeypatch):
+    """Lines and files, then the folder that lists them; files keep their numbers when they are renamed."""
+    trainer = make_trainer(replace(one, iterations=1))
+    folder = trainer.train().folder
+    events = []
+    rename = os.replace
+
+    def renamed(*paths):
+        events.append("renamed")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_ino))
+    monkeypatch.setattr(os, "replace", renamed)
+    trainer.state.iteration = 2
+    save(trainer.run, trainer.state, trainer.trained_agents, trainer.callbacks, keep=3)
+    checkpoint = folder / "checkpoints/iter-000002"
+    *files, listed, event, named = events
+    contents = [*folder.glob("*.jsonl"), *checkpoint.iterdir()]
+    assert set(files) == {file.stat().st_ino for file in contents}
+    assert (listed, event) == (checkpoint.stat().st_ino, "renamed")
+    assert named == checkpoint.parent.stat().st_ino
 
 
 class Counts(Callback):

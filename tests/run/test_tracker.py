@@ -1,17 +1,17 @@
 """What a run sends to each tracker, and what happens if a tracker fails."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from accelerate.tracking import TensorBoardTracker, WandBTracker
-from test_resume import make_trainer
+from conftest import make_trainer
 
 from cory.command import read_config
 from cory.config import CheckpointConfig, Config
 from cory.errors import UserError
+from cory.run.folder import read_rows
 from cory.run.trackers import COLUMNS
 
 
@@ -22,8 +22,8 @@ def train(config, **changes):
 
 def rewards(folder, agent):
     """The task rewards of an agent by iteration."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {row["iteration"]: row["task_reward"] for row in lines if row["agent"] == agent}
+    rows = read_rows(folder / "metrics.jsonl")
+    return {row["iteration"]: row["task_reward"] for row in rows if row["agent"] == agent}
 
 
 def in_tensorboard(folder, name):
@@ -57,7 +57,7 @@ def test_wandb_gets_metrics_and_sample_texts_offline(config, monkeypatch):
     assert {k: row["agent_1/task_reward"] for k, row in logged.items()} == rewards(
         folder, "agent_1"
     )
-    samples = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    samples = read_rows(folder / "samples.jsonl")
     tables = [row["completions"] for row in logged.values() if "completions" in row]
     assert [row for table in tables for row in table.data] == [
         [sample[column] for column in COLUMNS] for sample in samples

@@ -1,6 +1,5 @@
 """GSM8K answers: what number a completion answers with, on hand-made cases, the real solutions and any text at all."""
 
-import json
 import time
 from decimal import Decimal
 from fractions import Fraction
@@ -10,6 +9,7 @@ from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cory.run.folder import read_rows
 from gsm8k_train.answers import answer_text, correct, extract, gold
 
 DATA = ROOT.parent / "shared/data/gsm8k"
@@ -138,9 +138,7 @@ def test_answer_text(end):
 def test_real_solutions():
     """Every eighth."""
     solutions = [
-        json.loads(line)["answer"]
-        for split in ("train", "test")
-        for line in (DATA / f"{split}.jsonl").open()
+        row["answer"] for split in ("train", "test") for row in read_rows(DATA / f"{split}.jsonl")
     ][::8]
     numbers = [Fraction(solution.rpartition("#### ")[2].replace(",", "")) for solution in solutions]
     assert len(solutions) == 1099

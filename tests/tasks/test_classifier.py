@@ -24,9 +24,18 @@ SIZES = {
 
 
 @pytest.mark.parametrize(
-    ("pad", "labels"), [("none", 1), ("end", 3), ("another", 1), ("beyond the vocabulary", 3)]
+    ("family", "pad", "labels"),
+    [
+        ("GPT2", "none", 1),
+        ("GPT2", "end", 3),
+        ("GPT2", "another", 1),
+        ("GPT2", "beyond the vocabulary", 3),
+        ("Llama", "end", 3),
+        ("Llama", "another", 1),
+        ("Bert", "end", 3),
+        ("FNet", "another", 1),
+    ],
 )
-@pytest.mark.parametrize("family", ["GPT2", "Llama", "Qwen2", "Bert", "FNet"])
 def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
     tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
     end = tokenizer.eos_token_id
@@ -42,11 +51,11 @@ def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
     tokenizer.save_pretrained(tmp_path)
 
     completions = [*COMPLETIONS[:-1], COMPLETIONS[-1] + tokenizer.eos_token]
-    label, index = (None, 0) if labels == 1 else ("LABEL_1", 1)
-    reward = Classifier(str(tmp_path), label)
+    label, index = (None, 0) if labels == 1 else ("label_1", 1)
+    reward = Classifier(str(tmp_path), label, batch_size=3, separator=" ")
     alone = []
     for prompt, completion in zip(PROMPTS, completions, strict=True):
-        ids = torch.tensor([tokenizer(prompt + completion)["input_ids"]])
+        ids = torch.tensor([tokenizer(f"{prompt} {completion}")["input_ids"]])
         alone.append(model(input_ids=ids).logits[0, index].item())
     assert reward(PROMPTS, completions) == pytest.approx(alone, abs=1e-4)
     assert reward(PROMPTS[1:3], completions[1:3]) == pytest.approx(alone[1:3], abs=1e-4)

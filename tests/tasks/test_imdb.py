@@ -13,6 +13,7 @@ from cory.command import load, read_config
 from cory.config import ModelConfig
 from cory.errors import UserError
 from cory.roles import fill
+from cory.run.folder import read_rows
 from cory.trainer import CoryTrainer
 from imdb_train import toy
 from imdb_train.config import OBSERVER, ImdbConfig, ImdbTaskConfig
@@ -21,7 +22,7 @@ from imdb_train.task import held_out_rows, make_task, queries
 
 def test_queries_are_the_first_tokens_of_each_review(reviews, tokenizer):
     config = ImdbTaskConfig(dataset=str(reviews), min_chars=0)
-    texts = [json.loads(line)["text"] for line in (reviews / "train.jsonl").open()]
+    texts = [row["text"] for row in read_rows(reviews / "train.jsonl")]
     prompts = queries(config, "train", tokenizer, 0)["prompt"]
     lengths = []
     for text, prompt in zip(texts, prompts, strict=True):

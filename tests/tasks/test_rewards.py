@@ -210,32 +210,6 @@ def reward_model(classifier_folder, tmp_path):
     return str(tmp_path / "reward_model")
 
 
-def logits(folder, texts):
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    rows = []
-    for text in texts:
-        ids = tokenizer(text, return_tensors="pt")
-        rows.append(model(ids["input_ids"], ids["attention_mask"]).logits[0].tolist())
-    return rows
-
-
-def test_a_classifier_gives_the_logit_of_its_label(classifier_folder, reward_model):
-    prompts = ["the film", "a", "some very fine acting"]
-    completions = ["was good", "bad film", "was awful " * 4]
-    texts = [f"{prompt} {text}" for prompt, text in zip(prompts, completions, strict=True)]
-    expected = logits(classifier_folder, texts)
-    for label, index in (("NEGATIVE", 0), ("positive", 1)):
-        reward = Classifier(str(classifier_folder), label, batch_size=2, separator=" ")
-        assert score(reward, prompts, completions, {}).tolist() == pytest.approx(
-            [row[index] for row in expected], rel=1e-4
-        )
-    single = [row[0] for row in logits(reward_model, texts)]
-    reward = Classifier(reward_model, separator=" ")
-    assert score(reward, prompts, completions, {}).tolist() == pytest.approx(single, rel=1e-4)
-    assert Task.from_prompts(["a"], reward, PROMPTS).models().keys() == {"task.reward_model"}
-
-
 def test_of_a_text_longer_than_a_classifier_reads_the_prompt_is_cut(classifier_folder, tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}

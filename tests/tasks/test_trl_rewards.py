@@ -1,6 +1,5 @@
 """Reward functions as TRL's documentation has them, written anew: they run here unchanged."""
 
-import json
 import re
 
 import datasets
@@ -12,6 +11,7 @@ from cory.config import EvaluationConfig
 from cory.errors import UserError
 from cory.rewards import Reward, score_by_function
 from cory.roles import RolePrompts
+from cory.run.folder import read_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -85,7 +85,7 @@ def test_an_evaluation_rewards_tokens(policy_folder, tmp_path):
 
     settings = EvaluationConfig(queries=3, samples=2, output=str(tmp_path / "evaluation"))
     evaluate([policy_folder], Task(ROWS, [length], PROMPTS), settings)
-    records = map(json.loads, (tmp_path / "evaluation" / "responses.jsonl").open())
+    records = read_rows(tmp_path / "evaluation" / "responses.jsonl")
     assert all(record["rewards"] == record["tokens"] for record in records)
 
 
