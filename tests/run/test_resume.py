@@ -177,8 +177,9 @@ def test_what_was_recorded_after_the_checkpoint_is_computed_again(one, whole, tm
 
 def test_a_run_without_a_checkpoint_begins_again(one, whole, tmp_path):
     config = replace(one, output=str(tmp_path / "run"), resume="auto")
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(ZeroDivisionError) as error:
         make_trainer(config, after(count_good, 3 + 1, lambda: 1 / 0)).train()
+    assert "No checkpoint" in "\n".join(error.value.__notes__)
     for changes, key in [({"resume": config.output}, "resume"), ({"resume": None}, "output")]:
         with pytest.raises(UserError, match=rf"^{key}: "):
             make_trainer(replace(config, **changes)).train()

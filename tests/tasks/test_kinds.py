@@ -1,6 +1,7 @@
 """Kinds of tasks are found by their registered names."""
 
 import sys
+from types import ModuleType
 
 import pytest
 import yaml
@@ -8,8 +9,19 @@ import yaml
 from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.command import checked_kind
-from cory.task_kinds import kind_of_run, run_config
+from cory.roles import RolePrompts
+from cory.task import Task
+from cory.task_kinds import TaskKind, kind_of_run, run_config
 from imdb_train.config import IMDB
+
+
+def test_a_task_has_the_name_of_its_kind(monkeypatch):
+    """Whatever its functions say, as commands find it again by this name."""
+    module = ModuleType("haiku_task")
+    module.make_task = lambda config, rows: Task.from_prompts(["Moon."], len, RolePrompts())
+    monkeypatch.setitem(sys.modules, "haiku_task", module)
+    task = TaskKind("haiku", Config, "haiku_task").make_task(Config())
+    assert task.kind == task.fingerprint()["task"] == "haiku"
 
 
 @pytest.mark.parametrize(
