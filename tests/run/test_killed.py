@@ -32,7 +32,7 @@ import json, os, random, signal, sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}, {str(HERE.parent)!r}]
 from cory.config import Config, from_data
 from conftest import make_trainer
-import psutil
+import cory.agent, cory.trainer, psutil
 
 # One process that imports, then forks the runs: importing takes longer than they do. Each is killed at a random moment
 # of its CPU time, however busy the machine is.
