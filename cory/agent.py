@@ -20,7 +20,6 @@ from cory.config import Config, ModelConfig, SamplingConfig
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.memory import PassSize
-from cory.learners.optimizer import check_optimizer
 from cory.learners.ppo import PPOLearner
 from cory.learners.records import UpdateStats
 from cory.learners.trl_parts import PolicyWithValueHead
@@ -350,7 +349,6 @@ def make_agents(config: Config) -> list[Agent]:
     model is one that padded batches change.
     """
     config.check()
-    check_optimizer(config.ppo.optimizer)
     _warn_of_other_support(config.sampling)
     plans = [_plan(config, index) for index in range(config.cory.num_agents)]
 

@@ -386,7 +386,7 @@ class PPOConfig(Settings):
         learning_rate: The optimizer's learning rate.
         schedule: Learning-rate schedule after the warm-up: `constant`, or `linear` or `cosine` decay to 0.
         warmup: Iterations over which the learning rate rises linearly from 0.
-        optimizer: Name of an optimizer in torch.optim.
+        optimizer: Of torch.optim.
         optimizer_options: Further arguments of the optimizer, such as {weight_decay: 0.01}.
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
         mini_batch_size: Samples per gradient, over all processes.
@@ -426,7 +426,7 @@ class PPOConfig(Settings):
     learning_rate: PositiveFloat = 1.41e-5
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     warmup: NonNegativeInt = 0
-    optimizer: str = "Adam"
+    optimizer: Literal["Adam", "AdamW", "SGD"] = "Adam"
     optimizer_options: dict[str, Any] = Field(default_factory=dict)
     batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
     mini_batch_size: PositiveInt = 256

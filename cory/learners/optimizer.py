@@ -1,6 +1,5 @@
-"""The optimizer of a policy, any of torch's by name: its state in checkpoints, the schedule of its learning rate."""
+"""The optimizer of a policy: its state in checkpoints, the schedule of its learning rate."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,19 +10,7 @@ from transformers import get_scheduler
 
 from cory.config import PPOConfig
 from cory.errors import UserError
-from cory.parallel.sharding import is_shard, part_like
-
-
-def check_optimizer(name: str) -> None:
-    """Raises a UserError if torch has no optimizer of that name that steps on dense gradients without a closure."""
-    kinds = {key for key, kind in vars(torch.optim).items() if isinstance(kind, type)} - {
-        "Optimizer"
-    }
-    names = sorted(key for key in kinds if key not in ("LBFGS", "SparseAdam"))
-    if name not in names:
-        raise UserError(
-            f"ppo.optimizer: expected one of torch.optim's {', '.join(names)}, got {name!r}"
-        )
+from cory.parallel.sharding import part_like
 
 
 def make_optimizer(model: torch.nn.Module, ppo: PPOConfig) -> Any:
@@ -34,15 +21,11 @@ def make_optimizer(model: torch.nn.Module, ppo: PPOConfig) -> Any:
     name = ppo.optimizer
     options = ppo.optimizer_options
     trained = [p for p in model.parameters() if p.requires_grad]
-    kind = getattr(torch.optim, name)
-    if "fused" in inspect.signature(kind).parameters and "foreach" not in options:
-        # One kernel instead of one for each operation; of sharded weights, PyTorch has it for these
-        # two.
-        floats = all(p.is_floating_point() for p in trained)
-        fused = floats and (name in ("Adam", "AdamW") or not is_shard(trained[0]))
-        options = {"fused": fused, **options}
+    if name != "SGD" and "foreach" not in options:
+        # One kernel instead of one for each operation.
+        options = {"fused": all(p.is_floating_point() for p in trained), **options}
     try:
-        return kind(trained, lr=ppo.learning_rate, **options)
+        return getattr(torch.optim, name)(trained, lr=ppo.learning_rate, **options)
     except (TypeError, ValueError, RuntimeError) as error:
         reason = str(error).split("\n")[0]
         wanted = f"options of torch.optim.{name}"
@@ -97,7 +80,7 @@ def load_tensors(
                 f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}"
             )
     optimizer.state.clear()
-    # Whether torch itself keeps a parameter's step, and NAdam's `mu_product`, on its device.
+    # Whether torch itself keeps a parameter's step on its device.
     on_device = any(
         group.get("fused") or group.get("capturable") for group in optimizer.param_groups
     )
@@ -106,7 +89,7 @@ def load_tensors(
         state: dict[str, Tensor] = {}
         for key in state_keys[name]:
             kind = key.rsplit("/", 1)[1]
-            stays = kind in ("step", "mu_product") and not on_device
+            stays = kind == "step" and not on_device
             state[kind] = tensors[key] if stays else part_like(tensors[key], parameter)
         if state:
             optimizer.state[parameter] = state

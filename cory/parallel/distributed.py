@@ -18,8 +18,6 @@ from cory.errors import UserError
 
 # That a process waits for the others before it takes them for dead.
 TIME_LIMIT = timedelta(minutes=20)
-# Optimizers of torch that cannot step on sharded weights.
-NOT_SHARDED = ("Adafactor", "Muon", "Rprop")
 T = TypeVar("T")
 
 
@@ -94,12 +92,6 @@ def _check_sharding(config: Config, processes: int) -> None:
     if processes == 1:
         raise UserError(
             "parallel.shard: expected none in a single process, or a start by torchrun, got 'full'"
-        )
-    optimizer = config.ppo.optimizer
-    if optimizer in NOT_SHARDED:
-        others = ", ".join(NOT_SHARDED)
-        raise UserError(
-            f"ppo.optimizer: expected none of {others} with parallel.shard: full, got {optimizer!r}"
         )
     for index in range(config.cory.num_agents):
         settings = config.of_agent(index)

@@ -272,7 +272,6 @@ def test_several_processes_share_an_engine(runs, name):
         (3, {}, "ppo.mini_batch_size"),
         (2, {"agents": [{"device": "cpu"}] * 2}, r"agents\[0\].device"),
         (1, {"parallel": FULL}, "parallel.shard"),
-        (2, {"parallel": FULL, "ppo": {"optimizer": "Adafactor"}}, "ppo.optimizer"),
         (2, {"parallel": FULL, "model": {"quantization": "4bit"}}, "model.quantization"),
         (
             2,
