@@ -336,7 +336,8 @@ HEAD = f"""# The paper's claims
 The claims of the paper, judged by the runs of this repository. A claim is *reproduced* if the 95 %
 interval of the estimate lies wholly in the range named with it, *contradicted* if it lies wholly
 outside that range, and *undecided* otherwise. With fewer than {FEWEST} seeds there is no verdict. A
-regime is an experiment at a scale; verdicts apply to it, not to the paper's models.
+regime is an experiment at a scale; verdicts apply to it, not to the paper's models, and are not
+corrected for their number.
 
 Estimates are from training, over both agents and their roles as in the paper's curves, unless stated
 otherwise; those of pass@k are of each agent solo. Intervals are Student's t over the n seeds that
