@@ -337,7 +337,6 @@ class Classifier:
     ) -> None:
         model, self.tokenizer, self.index = load_classifier(name, label, key)
         self.model: PreTrainedModel = model.to(torch.device(device))
-        self.label = label
         self.batch_size = batch_size
         self.separator = separator
         # Identified in config.yaml, so that another model behind this name is refused.
