@@ -23,12 +23,6 @@ INFORMATION = CoryConfig(credit="information", exchange_period=0)
 CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>"
 
 
-@pytest.fixture
-def config(config):
-    """With responses as long as the answers."""
-    return replace(config, sampling=SamplingConfig(10, 10))
-
-
 def likelihood(agent, prompt, text, temperature=1.0):
     """Of a text after a prompt, by a pass over both alone."""
     prompt_ids = agent.tokenizer(prompt)["input_ids"]

@@ -34,6 +34,9 @@ def rows_of(texts, questions=QUESTIONS):
 
 def make_questions(config, reward=count_good, callbacks=(), **changes) -> CoryTrainer:
     """A trainer on ten texts, with as many questions about each as there are branches."""
+    if config.cory.credit == "information":  # responses may be as long as the answers
+        sampling = replace(config.sampling, min_new_tokens=10, max_new_tokens=10)
+        config = replace(config, sampling=sampling)
     texts = [" ".join(text.split()[:4]) for text in sentences(10)]
     rows = rows_of(texts, QUESTIONS[: config.branches])
     arguments = {"rows_per_query": config.branches} | changes

@@ -6,7 +6,6 @@ the CPU's, so a run must equal that on the CPU.
 
 The shims, which a real backend brings by itself:
 
-* generators of the device are the CPU's, so that both draw the same numbers
 * accelerate's choice of a device
 * `tolist` and what is asked of a storage, which torch refuses for subclasses of Tensor
 * the causal mask of attention is made here, as torch would make it on the device
@@ -114,14 +113,6 @@ def _check_devices(operation, inputs: list[Any]) -> None:
         )
 
 
-class SimGenerator(torch.Generator):
-    """A generator of the device `sim`, or of another one. It draws the CPU's numbers."""
-
-    def __new__(cls, device: torch.device | str = "cpu") -> SimGenerator:
-        is_simulated = torch.device(device).type == "sim"
-        return super().__new__(cls, "cpu" if is_simulated else device)
-
-
 class SimModule:
     """What `torch.sim` is."""
 
@@ -154,7 +145,6 @@ def install() -> None:
     """Registers the device, with the shims."""
     backend_registration._setup_privateuseone_for_python_backend("sim", SimModule())
     torch.__future__.set_swap_module_params_on_conversion(True)
-    torch.Generator = SimGenerator  # type: ignore[misc]
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign]
     install.library = torch.library.Library("aten", "IMPL")  # it ends with the last reference
     install.library.impl("empty.memory_format", _empty, "PrivateUse1")
