@@ -48,10 +48,6 @@ from study.frame import Study, read_study
 from study.intervals import FEWEST, Interval, difference, ratio
 from study.plan import checkout_file, plan
 
-WITHDRAWN = (
-    "Run with earlier code and withdrawn (commits 68f79c6 and e62beb0; of 70 judgements then 27 "
-    "contradicted the paper and 17 reproduced it)"
-)
 SIMILAR = 0.2  # of the gain in task reward: values this far apart count as similar or close
 MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
@@ -302,7 +298,7 @@ def _untested(judgements: Sequence[Judgement]) -> dict[str, list[str]]:
         of_claim = [row for row in judgements if row.claim is claim]
         if not any(row.tested for row in of_claim):
             reasons = "; ".join(f"{row.regime} ({row.outcome})" for row in of_claim)
-            by_reason.setdefault(reasons or WITHDRAWN, []).append(_statement(claim))
+            by_reason.setdefault(reasons or "Not run", []).append(_statement(claim))
     return by_reason
 
 
