@@ -222,12 +222,7 @@ def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
     a seed gives the same numbers on every device.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    uniform = torch.rand(
-        len(cumulative),
-        1,
-        dtype=torch.float64,
-        generator=generator,
-    )
+    uniform = torch.rand(len(cumulative), 1, dtype=torch.float64, generator=generator)
     chosen = to_device(uniform, cumulative.device) * cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, chosen, right=True)
     return tokens.clamp(max=cumulative.shape[1] - 1)

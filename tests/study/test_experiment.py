@@ -24,6 +24,7 @@ from imdb_train.config import ImdbConfig
 from imdb_train.task import make_task
 from study import engines, experiment
 from study.experiment_file import read_experiment
+from study.frame import FRAMES, read_study
 from study.plan import plan
 
 EXPERIMENTS = sorted((ROOT / "configs/experiments").glob("*.yaml"))
@@ -83,6 +84,7 @@ def test_a_key_about_several_agents_leaves_ppo_as_it_is(tmp_path):
         ("flags: {cory", "flag: {cory", r"runs\.CORY\.flag: "),
         ("title:", "# title:", "title: "),
         ("over: ppo.learning_rate", "over: ppo.learning_rat", r"ppo\.learning_rat: "),
+        ("over: ppo.learning_rate\n", "", r"scales\.tiny\.values: "),
         ("imdb/tiny", "imdb/none", "config: "),
         ("imdb_train/ppo.py", "benchmarks/iteration.py", "script: "),
         ("values:", "evaluate: imdb_train/eval.py, values:", "evaluate: script: "),
@@ -189,9 +191,13 @@ def test_a_run_with_a_row_is_not_made_again_also_on_another_machine(tmp_path, ju
     assert [row for row in rows_of(tmp_path) if row["seed"] == "0"] == before
     # To measure a run again, its row is deleted.
     runs = tmp_path / "results/a/runs.csv"
+    whole = read_study(runs.parent)
     runs.write_text("".join(runs.read_text().splitlines(keepends=True)[:-1]))
     trial(tmp_path, runs="third")
     assert len(judged) == 5 and len(rows_of(tmp_path)) == 4
+    # The old ones leave the other files, too.
+    for frame in FRAMES:
+        assert len(getattr(read_study(runs.parent), frame)) == len(getattr(whole, frame))
 
 
 def test_rows_of_other_settings_or_of_another_experiment_are_refused(tmp_path, judged):
@@ -203,6 +209,8 @@ def test_rows_of_other_settings_or_of_another_experiment_are_refused(tmp_path, j
     (tmp_path / "trial.yaml").write_text(text)
     with pytest.raises(UserError, match=r"sampling\.max_new_tokens"):
         trial(tmp_path, "--set", "sampling.max_new_tokens=9")
+    with pytest.raises(UserError, match="expected planned 4 "):
+        trial(tmp_path, "--set", "iterations=4")
     (tmp_path / "trial.yaml").write_text(text.replace("1.0e-3]", "1.0e-2]"))
     with pytest.raises(UserError, match="--out: "):
         trial(tmp_path)
