@@ -22,7 +22,7 @@ from cory.learners.records import UpdateStats  # noqa: E402
 PAGE = ROOT / "docs/api.md"
 INTRODUCTION = """# API
 
-After this page you know what `import cory` offers to Python code. [Your own task](own_task.md) shows it at work,
+This page lists what `import cory` offers to Python code. [Your own task](own_task.md) shows it at work,
 [configuration](configuration.md) has every key, `cory/learners/losses.py` the losses.
 
 <!-- Written by `python docs/api.py`. -->

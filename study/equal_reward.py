@@ -70,6 +70,7 @@ def primary(
     levels: Sequence[float],
     decided_by: Collection[tuple[str, str]],
     roles: Sequence[str] = (),
+    length: float | None = None,
 ) -> Rows:
     """By pair of groups and role: task reward and KL at the end, and KL at each level of the fitted task reward.
 
@@ -80,12 +81,14 @@ def primary(
         levels: of task reward.
         decided_by: which are primary, as pairs of a role and the title of a column, such as ("any", "ratio at 1").
         roles: default: any, and the first role.
+        length: of responses, at which the fits are read; default: `typical_length`. Of longer responses a level is
+            reached earlier.
 
     Raises:
         LookupError: there is no such role or column.
     """
     roles = roles or (ANY, study.first_role)
-    length = typical_length(study)
+    length = typical_length(study) if length is None else length
     of_roles = {role: _values_by_run(_of_role(study, role), levels, length) for role in roles}
     lines = [_compared(of_roles[role], names, role) for names in compared for role in roles]
 

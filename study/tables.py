@@ -79,10 +79,12 @@ def primary_table(
     primary: str,
     roles: str = "",
     columns: str = "",
+    length: str = "",
 ) -> Rows:
     """Pairs of groups, in any role and in the first: the end, and KL where the fitted task reward reaches a level.
 
-    `primary` names what is corrected for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
+    `primary` names what is corrected for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`; `length` the response
+    length at which the fits are read.
     """
     rows = primary_comparisons(
         study,
@@ -90,6 +92,7 @@ def primary_table(
         [float(level) for level in _listed(levels, ",")],
         _listed_pairs(primary),
         _listed(roles, "|"),
+        float(length) if length else None,
     )
     shown = _listed(columns, "|") or list(rows[0])
     return [{title: row[title] for title in shown} for row in rows]
