@@ -217,7 +217,6 @@ class ModelConfig(Settings):
         name: Hub id, local folder, or `tiny`: the small model of the task's toy setting.
         revision: Branch, tag or commit of a Hub model.
         dtype: Type of the weights: float32, bfloat16, or `auto` for the one they were saved in.
-        trust_remote_code: Whether the model's own code may run. Enable it only if you have read that code.
         quantization: 4bit (NF4) weights of the base through bitsandbytes; with LoRA only.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
         chat_template: Render prompts as a user turn with the tokenizer's chat template. A mapping sets its options,
@@ -228,7 +227,6 @@ class ModelConfig(Settings):
     name: str = "openai-community/gpt2"
     revision: str | None = None
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    trust_remote_code: bool = False
     quantization: Literal["none", "4bit"] = "none"
     gradient_checkpointing: bool = False
     chat_template: bool | NotEmpty | dict[str, Any] = False

@@ -350,7 +350,15 @@ class Classifier:
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """Scores prompt + response, in batches of similar length so that padding costs little."""
+        """Scores prompt + response, in batches of similar length so that padding costs little.
+
+        Raises a UserError if a prompt is a list of chat messages.
+        """
+        if not all(isinstance(prompt, str) for prompt in prompts):
+            raise UserError(
+                "Classifier: expected text prompts (model.chat_template makes them turns), got chat messages; "
+                "write a reward function that makes a text of them"
+            )
         texts = [
             prompt + self.separator + completion
             for prompt, completion in zip(prompts, completions, strict=True)

@@ -317,9 +317,7 @@ def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
     """The first agent's tokenizer, in whose tokens queries are measured."""
     model = config.of_agent(0).model
     policy = config.resolve(model.name)
-    return load_tokenizer(
-        policy, find(policy, "model.name", model.revision), model.trust_remote_code
-    )
+    return load_tokenizer(policy, find(policy, "model.name", model.revision))
 
 
 def without_long_prompts(

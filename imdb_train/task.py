@@ -8,7 +8,7 @@ from cory.data import check_held_out, load_dataset
 from cory.errors import UserError
 from cory.models.text import decode
 from cory.parallel.devices import choose_device
-from cory.rewards import Classifier
+from cory.rewards import Classifier, Reward
 from cory.roles import RolePrompts
 from cory.task import Task, tokenizer_of
 from imdb_train import toy
@@ -72,14 +72,20 @@ def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
     """The task of a run, on `rows` or on the queries of training."""
     settings = config.task
     name = str(toy.REWARD_MODEL) if settings.reward_model == "tiny" else settings.reward_model
-    reward = Classifier(
+    # A response that continues a review has its own space, one that is a turn of a chat does not.
+    separator = " " if config.of_agent(0).model.chat_template else ""
+    classifier = Classifier(
         name,
         settings.reward_label,
         settings.reward_batch_size,
         device=choose_device(config.of_agent(0).device),
-        separator=" " if config.of_agent(0).model.chat_template else "",
+        separator=separator,
         recorded_as=settings.reward_model,
     )
+    reward: Classifier | Reward = classifier
+    if separator:
+        # Recorded by another name, as an evaluation scores all of its runs with one reward.
+        reward = Reward(classifier, name="cory.rewards.Classifier, after a space")
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
     if rows is None:
         rows = training_rows(config)

@@ -7,7 +7,7 @@
   roles. The agent of a run whose only role is none of the first run's chain answers once.
 
 KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
-is loaded with its run's settings (chat template, quantization, remote code) and reads its run's prompts.
+is loaded with its run's settings (chat template, quantization) and reads its run's prompts.
 """
 
 import itertools
@@ -63,7 +63,9 @@ def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict
         if (folder / "adapter_config.json").exists():
             sources[name] = ModelSource(base, folder, base)
         else:
-            full_model = replace(base, name=str(folder), revision=None, quantization="none")
+            # Its weights were saved unquantized, whatever those of its base.
+            quantization = changes.get("quantization", "none")
+            full_model = replace(base, name=str(folder), revision=None, quantization=quantization)
             if not config.is_trained(agent_index(folder.name)):
                 base = changed(base_of_saved(base), changes)
             sources[name] = ModelSource(full_model, None, base)

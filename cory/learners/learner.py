@@ -317,7 +317,7 @@ class Learner(ABC):
     # Rewards
 
     def _scale(self, rewards: Tensor) -> tuple[Tensor, RewardMoments]:
-        """Training rewards after the optional scaling, normalization and clipping, and the moments
+        """Training rewards after the optional scaling and normalization, and the moments
         with them.
 
         The learner's own moments stay, as the update may still fail.

@@ -71,7 +71,7 @@ def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
 
 
 def load_tokenizer(
-    name: str, where: dict[str, Any], trust_remote_code: bool = False, what: str = "model.name"
+    name: str, where: dict[str, Any], what: str = "model.name"
 ) -> PreTrainedTokenizerBase:
     """The tokenizer of a model. One without a pad token pads with its end token: padding is masked
     everywhere.
@@ -83,9 +83,7 @@ def load_tokenizer(
     """
     expected = f"{what}: expected a model with its tokenizer, got {name!r}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            name, trust_remote_code=trust_remote_code, **where
-        )
+        tokenizer = AutoTokenizer.from_pretrained(name, **where)
     except LOADING as error:
         raise UserError(
             f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})"
@@ -124,11 +122,16 @@ def load_policy(
         policy = attach(base, Path(model.name))
         tokenizer = adapter_tokenizer(Path(model.name), base, tokenizer)
         return policy.merge_and_unload() if merge else policy, tokenizer
-    options = {"dtype": model.dtype, "trust_remote_code": model.trust_remote_code}
-    options |= quantization(model, device or torch.device("cpu"))
+    options = {"dtype": model.dtype, **quantization(model, device or torch.device("cpu"))}
     policy, tokenizer = load_model(
         AutoModelForCausalLM, "a causal language model", model.name, "model.name", options, where
     )
+    if getattr(
+        policy, "_hf_peft_config_loaded", False
+    ):  # transformers freezes what an adapter is on
+        raise UserError(
+            f"model.name: expected a whole model, or the local folder of an adapter, got {model.name!r}, an adapter"
+        )
     for module in list(policy.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
             # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass;
@@ -169,7 +172,7 @@ def load_model(
     except LOADING as error:
         raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None
     check_complete(model, report, what, name)
-    tokenizer = load_tokenizer(name, where, options.get("trust_remote_code", False), what)
+    tokenizer = load_tokenizer(name, where, what)
     check_vocabulary(model, tokenizer, what, name)
     return model, tokenizer
 

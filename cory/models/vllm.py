@@ -247,8 +247,6 @@ def _command(agents: Sequence[Config]) -> str:
         options += " --logprobs-mode processed_logprobs"
     if model.revision:
         options += f" --revision {model.revision}"
-    if model.trust_remote_code:
-        options += " --trust-remote-code"
     if model.quantization == "4bit":
         options += " --quantization bitsandbytes"
     largest_rank = max(agent.lora.rank for agent in agents)

@@ -63,11 +63,6 @@ def is_sharded(model: nn.Module) -> bool:
     return isinstance(model, FSDPModule)
 
 
-def is_shard(tensor: Tensor) -> bool:
-    """Whether a tensor is split over processes."""
-    return isinstance(tensor, DTensor)
-
-
 def placed(wrapped: W, device: torch.device) -> W:
     """A policy in its wrapper on the device; shards are where they have to be."""
     return wrapped if any(map(is_sharded, wrapped.children())) else wrapped.to(device)

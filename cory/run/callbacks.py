@@ -439,7 +439,7 @@ class Results(Callback):
     def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
         # A run that is continued has them already, and they do not change.
         if not run.resumed:
-            self._save(trainer, run, [agent for agent in trainer.agents if not agent.is_trained])
+            save_agents(run, [agent for agent in trainer.agents if not agent.is_trained])
 
     def on_train_end(self, trainer: CoryTrainer, run: Run) -> None:
         means = summarise(run.history, [agent.name for agent in trainer.agents])
@@ -459,10 +459,16 @@ class Results(Callback):
         # Of a run that is extended: without a summary, it is not taken for finished while only some agents are new.
         if run.writes:
             (run.folder / SUMMARY).unlink(missing_ok=True)
-        self._save(trainer, run, trainer.trained_agents)
+        save_agents(run, trainer.trained_agents)
         if not run.writes:
             return
 
+        for agent in trainer.agents:
+            folder = run.folder / agent.name
+            card = model_card(
+                {agent.name: folder}, trainer.config, run.record["fingerprint"], len(run.seconds)
+            )
+            write_text(folder / "README.md", card)
         note = ended_early(summary, trainer.config.iterations)
         _draw_curves(run, trainer.task.prompts.name(0), note)
         write_text(run.folder / SUMMARY, json.dumps(summary, indent=2))
@@ -476,20 +482,6 @@ class Results(Callback):
             f"\n{speed}. Curves, samples and agents are in {run.folder}{best}; report.html shows them"
         )
         write_run_report(run.folder, trainer.config.method())
-
-    def _save(self, trainer: CoryTrainer, run: Run, agents: Sequence[Agent]) -> None:
-        """Saves agents with their model cards."""
-        save_agents(run, agents)
-        if run.writes:
-            for agent in agents:
-                folder = run.folder / agent.name
-                card = model_card(
-                    {agent.name: folder},
-                    trainer.config,
-                    run.record["fingerprint"],
-                    len(run.seconds),
-                )
-                write_text(folder / "README.md", card)
 
 
 def save_agents(

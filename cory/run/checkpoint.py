@@ -39,7 +39,7 @@ from cory.run.folder import (
     unfinished_folder,
     write_text,
 )
-from cory.run.settings import differences
+from cory.run.settings import differences, read_settings
 from cory.yaml_file import yaml_text
 
 if TYPE_CHECKING:
@@ -217,7 +217,8 @@ def _folder(config: Config, name: str) -> Path:
         if config.output is None:
             raise UserError("resume: auto: expected output, the folder of the run, got null")
         folder = Path(config.output)
-        return folder if folder.is_dir() else new_folder(config.output, name)
+        is_run = (folder / "config.yaml").exists() and "fingerprint" in read_settings(folder)
+        return folder if is_run else new_folder(config.output, name)
     folder = Path(config.resume)
     if not (folder / "config.yaml").exists():
         raise UserError(f"resume: expected auto, or the folder of a run, got {config.resume!r}")

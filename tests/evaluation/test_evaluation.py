@@ -22,7 +22,7 @@ from cory import evaluate
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer, Evaluator
-from cory.evaluation.rows import line_up
+from cory.evaluation.rows import agent_sources, line_up
 from cory.evaluation.table import table_rows
 from cory.models import load
 from cory.task import Task
@@ -104,6 +104,13 @@ def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer
     assert "base of run/agent_1" in rows
     assert rows["ppo/agent_1"]["kl"] < 1e-4 and rows["run/agent_1"]["kl"] < 1e-4
     assert rows["base of run/agent_1"]["kl"] == 0
+
+
+def test_a_fully_trained_agent_is_quantized_as_its_base_is(config):
+    folder = make_run(replace(config, iterations=1))
+    for changes in ({}, {"quantization": "4bit"}):
+        for source in agent_sources(folder, config, changes).values():
+            assert source.model.quantization == source.base.quantization
 
 
 def test_a_base_with_other_tokens_is_refused(config, held_out, policy_folder, tmp_path, tokenizer):

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import peft
 import pytest
@@ -83,6 +84,19 @@ def test_a_saved_adapter_is_opened_and_started_from(config):
         started = make_trainer(replace(start, model=adapter, output=None))
         kls = [record["kl"] for record in run_iteration(started, 0)]
         assert kls == pytest.approx([0, 0], abs=1e-5)
+
+
+def test_an_adapter_that_transformers_attached_is_refused(config, monkeypatch):
+    """One on the Hub, whose folder is not seen beforehand: transformers would freeze its base."""
+    folder = make_trainer(replace(lora(config), iterations=1)).train().folder / "agent_1"
+    exists = Path.exists
+    monkeypatch.setattr(
+        Path, "exists", lambda path: path.name != "adapter_config.json" and exists(path)
+    )
+    with pytest.raises(
+        UserError, match=r"^model\.name: expected a whole model, or the local folder"
+    ):
+        load_policy(ModelConfig(str(folder)))
 
 
 def test_a_saved_adapter_names_the_revision_of_its_base(config, tokenizer, tmp_path, monkeypatch):

@@ -59,6 +59,8 @@ def test_it_trains_and_is_resumed_to_the_bit(name, config, llama_folder, tmp_pat
     rows = read_rows(folder / "metrics.jsonl")
     assert len(rows) == ITERATIONS * config.cory.num_roles
     assert {row["agent"] for row in rows} == {*names}
+    for agent in names:  # a frozen one, too
+        assert f"{ITERATIONS} iterations" in (folder / agent / "README.md").read_text()
     broken = replace(config, output=str(tmp_path / "broken"))
     with pytest.raises(Interrupted):  # in the middle of the third iteration
         make_trainer(broken, after(count_good, 4 + len(names), interrupt)).train()

@@ -338,6 +338,15 @@ def test_resume_of_what_is_no_run(one, tmp_path):
         make_trainer(replace(one, resume="auto", output=None)).train()
 
 
+def test_auto_begins_no_run_among_other_files(one, tmp_path):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text('{"prompt": "a"}\n')
+    (tmp_path / "config.yaml").write_text("iterations: 1\n")  # a user's own, of no run
+    with pytest.raises(UserError, match=r"^output: "):
+        make_trainer(replace(one, resume="auto", output=str(tmp_path))).train()
+    assert data.read_text() == '{"prompt": "a"}\n'
+
+
 def test_only_the_newest_checkpoints_stay_and_nothing_is_pickled(whole):
     names = sorted(path.name for path in (whole / "checkpoints").iterdir())
     assert names == ["iter-000004", "iter-000005", "iter-000006"]

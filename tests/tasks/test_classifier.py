@@ -5,6 +5,7 @@ import torch
 import transformers
 from transformers import AutoTokenizer
 
+from cory.errors import UserError
 from cory.rewards import Classifier
 from imdb_train import toy
 from imdb_train.config import ImdbConfig
@@ -59,6 +60,12 @@ def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
         alone.append(model(input_ids=ids).logits[0, index].item())
     assert reward(PROMPTS, completions) == pytest.approx(alone, abs=1e-4)
     assert reward(PROMPTS[1:3], completions[1:3]) == pytest.approx(alone[1:3], abs=1e-4)
+
+
+def test_chat_messages_are_refused():
+    reward = Classifier(str(toy.REWARD_MODEL), "positive")
+    with pytest.raises(UserError, match=r"^Classifier: expected text prompts"):
+        reward([[{"role": "user", "content": "a film"}]], ["good"])
 
 
 def test_heads_that_want_equally_many_end_tokens_score_one_text_at_a_time(tmp_path):

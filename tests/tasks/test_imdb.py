@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
+from datasets import Dataset
 
 from cory.agent import make_agents
 from cory.command import load, read_config
@@ -82,6 +83,17 @@ def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
     recorded = yaml.safe_load(text)
     named = [recorded["model"]["name"], *map(recorded["task"].get, ("dataset", "reward_model"))]
     assert named == ["tiny"] * 3 and str(ROOT) not in text
+
+
+def test_a_turn_of_a_chat_is_scored_after_a_space_which_the_reward_is_recorded_with():
+    """So that an evaluation of runs with and without turns, which has one reward, warns."""
+    config = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [])
+    continued = make_task(config, Dataset.from_dict({"prompt": ["A film"]}))
+    config.model.chat_template = True
+    turns = make_task(config, Dataset.from_dict({"prompt": ["A film"]}))
+    assert turns.fingerprint_of_reward() != continued.fingerprint_of_reward()
+    scores = [task.rewards[0].function(["A film"], ["is good"]) for task in (continued, turns)]
+    assert scores[0] != scores[1] == continued.rewards[0].function(["A film "], ["is good"])
 
 
 def test_held_out_queries_are_not_those_of_training(reviews, policy_folder):
