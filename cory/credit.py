@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cory.models.rollout import Rollout
     from cory.trainer import CoryTrainer
 
-LARGEST_INFORMATION = 5.0  # nats that a response can tell about one answer, for or against it
+LEAST_LIKELIHOOD = -10.0  # nats: an answer that is less likely counts as if it had this
 
 
 def assign_credit(
@@ -133,9 +133,10 @@ def information_in_responses(
     trainer: CoryTrainer, chain: Sequence[Agent], batch: Batch, rollouts: Sequence[Rollout]
 ) -> list[Tensor]:
     """For information credit, by how many nats the answer is likelier after what the second role reads than after the
-    same with the response to another query, clipped: (batch,) of the second role. Else none.
+    same with the response to another query: (batch,) of the second role. Else none.
 
-    Answers are those of the dataset's column `answer`; likelihoods are the second role's agent's, before its update.
+    Answers are those of the dataset's column `answer`; likelihoods are the second role's agent's, before its update,
+    and at least `LEAST_LIKELIHOOD`.
     """
     if trainer.config.cory.credit != "information" or len(chain) == 1:
         return []
@@ -157,8 +158,8 @@ def information_in_responses(
 
     answers = columns["answer"]
     likelihoods = reader.log_likelihoods([*second.prompts, *prompts], [*answers, *answers])
-    after_own, after_other = likelihoods.chunk(2)
-    return [(after_own - after_other).clamp(-LARGEST_INFORMATION, LARGEST_INFORMATION)]
+    after_own, after_other = likelihoods.clamp(min=LEAST_LIKELIHOOD).chunk(2)
+    return [after_own - after_other]
 
 
 def per_response(values: Tensor, like: Tensor) -> Tensor:

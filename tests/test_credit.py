@@ -62,7 +62,7 @@ def test_branches_with_rows_of_their_own_have_the_gradient_of_the_mean_over_the_
 
 
 def test_the_response_to_another_query_is_a_baseline_of_information():
-    """Of two queries, each answered once, and without clipping."""
+    """Of two queries, each answered once, and without a floor."""
     toy = world(2.0, 0, BATCH_ANSWERS, queries=2)
     likelihoods = toy.observer.log_softmax(-1)[:, :-1, 0]  # of an answer, by query and what is read
     wanted = toy._replace(r1=toy.r1 + likelihoods, r2=torch.zeros_like(toy.r2)).objective_gradient()

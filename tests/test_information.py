@@ -10,9 +10,9 @@ from test_credit import spy
 from test_questions import PROMPTS, make_questions, rows_of
 
 import cory.agent
+import cory.credit
 from cory.agent import make_agents
 from cory.config import CoryConfig, LoraConfig, SamplingConfig
-from cory.credit import LARGEST_INFORMATION
 from cory.errors import UserError
 from cory.iteration import draw_batch
 from cory.models.window import response_logits
@@ -144,6 +144,9 @@ def test_a_text_that_is_too_long_is_named(config):
 # Rewards
 
 
+FLOOR = -53.0  # which some answers of these models reach
+
+
 def by_hand(config, batch, rollouts, agent):
     """I of each response of the second role, under the agent's model."""
     first, second = rollouts
@@ -158,8 +161,11 @@ def by_hand(config, batch, rollouts, agent):
         ]  # the last one's before the first
         other_prompt = PROMPTS.render(1, values, [other])
         answer = f" {values['answer']}"
-        told.append(likelihood(agent, prompt, answer) - likelihood(agent, other_prompt, answer))
-    return torch.tensor(told).clamp(-5, 5)
+        after_own, after_other = (
+            likelihood(agent, text, answer) for text in (prompt, other_prompt)
+        )
+        told.append(max(after_own, FLOOR) - max(after_other, FLOOR))
+    return torch.tensor(told)
 
 
 @pytest.mark.parametrize(
@@ -173,10 +179,11 @@ def by_hand(config, batch, rollouts, agent):
     ],
     ids=["pair", "questions", "groups", "one LLM", "frozen reader"],
 )
-def test_the_first_role_earns_what_it_tells_about_the_answer(config, changes):
+def test_the_first_role_earns_what_it_tells_about_the_answer(config, changes, monkeypatch):
     """Under the reader's weights before its update; of the rows' mean where there are several."""
-    cory = replace(changes.get("cory", INFORMATION), weight=0.5)
-    trainer = make_questions(replace(config, **changes | {"cory": cory}))
+    monkeypatch.setattr(cory.credit, "LEAST_LIKELIHOOD", FLOOR)
+    chain = replace(changes.get("cory", INFORMATION), weight=0.5)
+    trainer = make_questions(replace(config, **changes | {"cory": chain}))
     for agent in trainer.agents:
         if agent.is_trained:
             disturb(agent)
@@ -204,12 +211,12 @@ def test_the_first_role_earns_what_it_tells_about_the_answer(config, changes):
 
 def test_one_answer_gives_at_most_so_much(config, monkeypatch):
     trainer = make_questions(replace(config, cory=INFORMATION))
-    far = torch.tensor([100.0, -100.0] * 4 + [0.0] * 8)
+    far = torch.tensor([-1.0, -100.0] * 4 + [-100.0, -1.0, -100.0, -100.0] * 2)
     monkeypatch.setattr(trainer.agents[1], "log_likelihoods", lambda prompts, texts: far)
     iteration = trainer.iteration(0)
     gained = iteration.rewards[0] - iteration.task_rewards[0]
-    assert LARGEST_INFORMATION == 5.0
-    torch.testing.assert_close(gained, torch.tensor([5.0, -5.0] * 4))
+    assert cory.credit.LEAST_LIKELIHOOD == -10.0
+    torch.testing.assert_close(gained, torch.tensor([9.0, -9.0, 9.0, 0.0] * 2))
 
 
 def test_a_single_agent_of_the_same_settings_earns_its_own(config):

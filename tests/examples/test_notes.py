@@ -6,6 +6,7 @@ import pytest
 from conftest import ROOT, imported
 
 from cory.agent import make_agents
+from cory.code_files import load as load_code
 from cory.command import load
 from cory.own_task import OwnConfig, make_task
 from cory.run.folder import read_rows
@@ -128,3 +129,29 @@ def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
     for scale in spec.scales:
         runs = plan(spec, scale, changes, tmp_path)
         assert len(runs) == len({run.folder for run in runs}) >= len(spec.runs) - 2
+
+
+def test_what_notes_name_and_which_answers_are_right_by_fact(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    names = [f"{kind}_{fact}" for kind in ("named", "right") for fact in ("rooms", "pets")]
+    metrics = {
+        name: load_code("task.metrics", f"examples/notes/metrics.py:{name}").value for name in names
+    }
+    columns = {
+        "prompts": [""] * 4,
+        "completions": [" 3 rooms, 13 cats", " no 3rd room", " 3", " dogs"],
+        "rewards": [0.0, 0.0, 1.0, 0.0],
+        "role": ["note_taker", "note_taker", "answerer", "answerer"],
+        "question": [
+            "How many rooms?",
+            "How many rooms?",
+            "How many rooms?",
+            "Which pets are allowed?",
+        ],
+        "answer": ["3", "3", "3", "cats"],
+        "listing": [""] * 4,
+    }
+    assert metrics["named_rooms"](**columns) == [1.0, 0.0, None, None]
+    assert metrics["named_pets"](**columns) == [None] * 4
+    assert metrics["right_rooms"](**columns) == [None, None, 1.0, None]
+    assert metrics["right_pets"](**columns) == [None, None, None, 0.0]

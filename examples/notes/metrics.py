@@ -1,0 +1,54 @@
+"""What notes name and which questions are answered rightly, by the fact that is asked for: recorded by credit.yaml."""
+
+import re
+from collections.abc import Callable
+
+from .make import QUESTIONS
+
+Values = list[float | None]
+
+
+def _named(fact: str) -> Callable[..., Values]:
+    """1.0 where a note holds the fact, 0.0 where it does not; None for answers, and where another fact is asked for."""
+
+    def metric(
+        prompts: list[str],
+        completions: list[str],
+        role: list[str],
+        question: list[str],
+        answer: list[str],
+        **columns,
+    ) -> Values:
+        rows = zip(completions, role, question, answer, strict=True)
+        return [
+            float(re.search(rf"\b{re.escape(right)}\b", text) is not None)
+            if who == "note_taker" and asked == QUESTIONS[fact]
+            else None
+            for text, who, asked, right in rows
+        ]
+
+    return metric
+
+
+def _right(fact: str) -> Callable[..., Values]:
+    """The reward of an answer to the question for the fact; None for notes and other answers."""
+
+    def metric(
+        prompts: list[str],
+        completions: list[str],
+        rewards: list[float],
+        role: list[str],
+        question: list[str],
+        **columns,
+    ) -> Values:
+        rows = zip(rewards, role, question, strict=True)
+        return [
+            value if who == "answerer" and asked == QUESTIONS[fact] else None
+            for value, who, asked in rows
+        ]
+
+    return metric
+
+
+named_street, named_rooms, named_rent, named_pets = map(_named, QUESTIONS)
+right_street, right_rooms, right_rent, right_pets = map(_right, QUESTIONS)
