@@ -1,7 +1,7 @@
 """Plants faults in the package one by one, and says which test finds each.
 
     python benchmarks/mutations.py --list                    # the faults, and the tests nearest to each
-    python benchmarks/mutations.py --only schedule_late      # one of them
+    python benchmarks/mutations.py --only gae_without_gamma  # one of them
     python benchmarks/mutations.py --out mutations.jsonl     # those that have no line in this file
     python benchmarks/mutations.py --folder-only             # without the whole suite
 
@@ -102,11 +102,6 @@ FAULTS = [
         "delta + gamma * lam * advantage", "delta + lam * advantage", PPO,
     ),
     Fault(
-        "padding_whitened", "cory/learners/losses.py",
-        "whiten(rewards, mask, shift_mean=False) * mask", "whiten(rewards, mask, shift_mean=False)",
-        PPO,
-    ),
-    Fault(
         "value_clip_optimistic", "cory/learners/losses.py",
         "torch.max(error, clipped_error)", "torch.min(error, clipped_error)", PPO,
     ),
@@ -178,15 +173,11 @@ FAULTS = [
         "slice(rank() * share, (rank() + 1) * share)", "slice(rank(), rows, world_size())",
         PARALLEL,
     ),
-    # A run: what is resumed, the learning rate, files, what ends it.
+    # A run: what is resumed, files, what ends it.
     Fault(
         "moments_not_resumed", "cory/learners/learner.py",
         'RewardMoments(self.accelerator, **numbers["moments"])', "RewardMoments(self.accelerator)",
         f"{RESUME} tests/learners",
-    ),
-    Fault(
-        "schedule_late", "cory/learners/optimizer.py",
-        "made.lr_lambdas[0](k + 1)", "made.lr_lambdas[0](k)", GROUP,
     ),
     Fault(
         "lines_not_cut", "cory/run/checkpoint.py",

@@ -231,14 +231,12 @@ class Agent:
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
         shuffle: np.random.Generator,
-        lr_factor: float = 1.0,
     ) -> list[UpdateStats]:
         """One update on the agent's rollouts, one per role; returns the statistics of each.
 
         Args:
             rewards: of each rollout, the (batch,) training rewards.
             shuffle: draws the order of the rows in each epoch.
-            lr_factor: factor of the learning rate.
 
         Raises NotFinite, which names agent and role, if a loss or gradient is not finite. A frozen
         agent learns nothing, and its statistics have the rest.
@@ -250,7 +248,6 @@ class Agent:
             ]
         self.activate()
         self._mark_engine_outdated()
-        self.learner.scale_learning_rate(lr_factor)
         return self.learner.update(rollouts, rewards, shuffle)
 
     def response_kls(self, rollout: Rollout) -> list[float]:

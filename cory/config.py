@@ -44,8 +44,7 @@ from cory.errors import UserError
 
 # How a run computes, which changes its numbers by rounding alone.
 ROUNDING = frozenset({"device", "ppo.micro_batch", "model.gradient_checkpointing"})
-# Keys, and blocks, that may differ when a run continues: how far it goes (with a constant learning rate), where, and
-# who watches.
+# Keys, and blocks, that may differ when a run continues: how far it goes, where, and who watches.
 FREE = ROUNDING | {
     "iterations",
     "output",
@@ -312,7 +311,7 @@ class AgentConfig(Settings):
         model: Keys of `model` that differ, such as {name: ...}. Another name has no revision
             unless this states one.
         lora: Keys of `lora` that differ, such as {rank: ...}.
-        learning_rate: The optimizer's learning rate. null: ppo.learning_rate.
+        learning_rate: Adam's learning rate. null: ppo.learning_rate.
         init_kl_coef: Initial KL coefficient of this agent's updates. null: ppo.init_kl_coef, which is the eta of every
             agent's combined reward.
         device: The agent's own device. Either every agent has one, and they are updated at the same
@@ -381,11 +380,7 @@ class PPOConfig(Settings):
     """Each agent's update (Eq. 10 to 13 for PPO); the same for every agent, and shared by all algorithms.
 
     Args:
-        learning_rate: The optimizer's learning rate.
-        schedule: Learning-rate schedule after the warm-up: `constant`, or `linear` or `cosine` decay to 0.
-        warmup: Iterations over which the learning rate rises linearly from 0.
-        optimizer: Of torch.optim.
-        optimizer_options: Further arguments of the optimizer, such as {weight_decay: 0.01}.
+        learning_rate: Adam's learning rate, constant.
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
         mini_batch_size: Samples per gradient, over all processes.
         gradient_accumulation_steps: Mini-batches per optimizer step, weighted equally, whatever their numbers of
@@ -417,15 +412,10 @@ class PPOConfig(Settings):
             zero and counted in `dropped_steps`.
         reward_scaling: Divide training rewards by their running standard deviation, unless all so far are alike.
         reward_normalization: With reward_scaling, also subtract their running mean.
-        whiten_rewards: Whiten token rewards before advantages are computed (PPO).
     """
 
     block: ClassVar[str] = "ppo"
     learning_rate: PositiveFloat = 1.41e-5
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    warmup: NonNegativeInt = 0
-    optimizer: Literal["Adam", "AdamW", "SGD"] = "Adam"
-    optimizer_options: dict[str, Any] = Field(default_factory=dict)
     batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
     mini_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
@@ -447,7 +437,6 @@ class PPOConfig(Settings):
     ratio_threshold: PositiveFloat = 10.0
     reward_scaling: bool = False
     reward_normalization: bool = False
-    whiten_rewards: bool = False
 
     def check(self) -> None:
         per_step = self.mini_batch_size * self.gradient_accumulation_steps
@@ -642,10 +631,6 @@ class Config(Settings):
         if self.model.quantization != "none" and not self.agents and self.lora.rank == 0:
             raise UserError(
                 f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
-            )
-        if self.ppo.warmup >= self.iterations:
-            raise UserError(
-                f"ppo.warmup: expected fewer than iterations = {self.iterations}, got {self.ppo.warmup}"
             )
         if self.guards.patience is not None and not self.eval_every:
             raise UserError(

@@ -14,7 +14,6 @@ from cory.config import Config
 from cory.credit import assign_credit, information_in_responses, rewards_without_reading
 from cory.errors import NotFinite, UserError
 from cory.iteration import Batch, Iteration, draw_batch
-from cory.learners.optimizer import learning_rate_factor
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
 from cory.parallel import distributed
@@ -274,8 +273,6 @@ class CoryTrainer:
 
         Agents with devices of their own learn at the same time, others one after the other.
         """
-        ppo = self.config.ppo
-        lr_factor = learning_rate_factor(ppo.schedule, ppo.warmup, self.config.iterations, k)
 
         def learn(agent: Agent) -> dict[int, UpdateStats]:
             # An agent that holds several roles learns from all of them in one update.
@@ -289,7 +286,7 @@ class CoryTrainer:
                 agent=self.agents.index(agent),
                 process=distributed.rank(),
             )
-            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy(), lr_factor)
+            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy())
             return dict(zip(roles, stats, strict=True))
 
         updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]

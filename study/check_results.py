@@ -35,8 +35,7 @@ LEFT_OUT = (*BESIDE_SETTINGS, "output", "resume", "callbacks", "tracker")
 def keep(run: Path, out: Path, threads: int) -> None:
     """Keeps the beginning of a run in a folder of results, if others can repeat it.
 
-    They cannot where its task was made in Python, or names files that git does not have; nor where its learning rates
-    depend on its length, as the repetition is shorter.
+    They cannot where its task was made in Python, or names files that git does not have.
 
     Args:
         run: its folder, made on this machine. threads: with which it was made.
@@ -46,7 +45,7 @@ def keep(run: Path, out: Path, threads: int) -> None:
     settings = read_settings(run)
     task = (settings.get("fingerprint") or {}).get("task")
     kept = {name: value for name, value in settings.items() if name not in LEFT_OUT}
-    if task is None or settings["ppo"]["schedule"] != "constant":
+    if task is None:
         return
     if any(_is_local(value) for value in flat(kept).values()):
         return

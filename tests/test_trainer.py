@@ -111,19 +111,6 @@ def test_without_knowledge_transfer_the_observer_reads_the_query(config):
     assert rollouts[0].completions != rollouts[1].completions
 
 
-def test_optimizer_and_learning_rate_are_those_of_the_settings(config):
-    options = {"optimizer": "AdamW", "optimizer_options": {"weight_decay": 0.5}}
-    config.ppo = replace(config.ppo, schedule="linear", warmup=2, **options)
-    trainer = make_trainer(config)
-    rates = []
-    for k in range(4):
-        trainer.iteration(k)
-        rates.append({agent.learner.optimizer.param_groups[0]["lr"] for agent in trainer.agents})
-    assert [rate.pop() for rate in rates] == pytest.approx([5e-4, 1e-3, 2 / 3 * 1e-3, 1 / 3 * 1e-3])
-    optimizer = trainer.agents[0].learner.optimizer.optimizer
-    assert type(optimizer) is torch.optim.AdamW and optimizer.param_groups[0]["weight_decay"] == 0.5
-
-
 # A run
 
 

@@ -76,7 +76,7 @@ class GroupLearner(Learner):
     ) -> None:
         # It would place the policy on the process's device. Agents may have others.
         accelerator = Accelerator(device_placement=False)
-        optimizer = make_optimizer(wrapped, config.ppo)
+        optimizer = make_optimizer(wrapped, config.ppo.learning_rate)
         model, optimizer = accelerator.prepare(wrapped, optimizer)
         super().__init__(
             model=model,

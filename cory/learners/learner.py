@@ -459,11 +459,6 @@ class Learner(ABC):
 
     # State
 
-    def scale_learning_rate(self, factor: float) -> None:
-        """Makes the learning rate `factor` times that of the settings."""
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.ppo.learning_rate * factor
-
     def restart(self) -> None:
         """Resets the optimizer's state, the KL coefficient and the reward moments, as a new trainer would."""
         self.optimizer.state.clear()

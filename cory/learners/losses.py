@@ -78,11 +78,10 @@ def all_alike(rewards: Tensor) -> bool:
     return largest == -distributed.all_reduce_max(-rewards.min().item())
 
 
-def whiten(x: Tensor, mask: Tensor, shift_mean: bool = True) -> Tensor:
-    """Scales the (batch, R) values that the mask keeps to variance 1, and to mean 0 if `shift_mean`."""
+def whiten(x: Tensor, mask: Tensor) -> Tensor:
+    """Shifts and scales the (batch, R) values that the mask keeps to mean 0 and variance 1."""
     mean, variance = mean_and_variance(x, mask)
-    whitened = (x - mean) * torch.rsqrt(variance + 1e-8)
-    return whitened if shift_mean else whitened + mean
+    return (x - mean) * torch.rsqrt(variance + 1e-8)
 
 
 def gae(
@@ -91,7 +90,6 @@ def gae(
     mask: Tensor,
     gamma: float,
     lam: float,
-    whiten_rewards: bool,
     scores_alike: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within
@@ -104,8 +102,6 @@ def gae(
     """
     values = values * mask
     rewards = rewards * mask
-    if whiten_rewards and not scores_alike:
-        rewards = whiten(rewards, mask, shift_mean=False) * mask  # padding earns nothing
 
     advantages = torch.zeros_like(values)
     advantage = torch.zeros_like(values[:, 0])

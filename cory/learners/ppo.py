@@ -72,7 +72,6 @@ class PPOLearner(Learner):
                 mask[rows],
                 self.ppo.gamma,
                 self.ppo.lam,
-                self.ppo.whiten_rewards,
                 scores_alike=losses.all_alike(rewards[rows]),
             )
             advantages.append(role_advantages)
@@ -113,8 +112,8 @@ class PPOLearner(Learner):
 def make_trainer(
     wrapped: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config
 ) -> trl.PPOTrainer:
-    """TRL's trainer of a policy in its wrapper on its device, with the optimizer of the settings and without
-    its own reference."""
+    """TRL's trainer of a policy in its wrapper on its device, with our optimizer and without its own
+    reference."""
     with (
         warnings.catch_warnings(),
         # TRL reseeds everything here, so that making an agent would restart every random stream of
@@ -135,5 +134,5 @@ def make_trainer(
             model=wrapped,
             ref_model=None,
             tokenizer=tokenizer,
-            optimizer=make_optimizer(wrapped, config.ppo),
+            optimizer=make_optimizer(wrapped, config.ppo.learning_rate),
         )

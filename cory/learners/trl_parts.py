@@ -55,15 +55,7 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
 
 
 # Settings that TRL does not have.
-OURS = (
-    "micro_batch",
-    "value_head_init",
-    "cliprange_high",
-    "schedule",
-    "warmup",
-    "optimizer",
-    "optimizer_options",
-)
+OURS = ("micro_batch", "value_head_init", "cliprange_high")
 # Settings that TRL names differently.
 TRL_NAMES = {
     "adaptive_kl": "adap_kl_ctrl",

@@ -51,8 +51,6 @@ def differences(
 
     What identifies data and rewards (`fingerprint`) counts where both have it.
     """
-    if saved.get("ppo", {}).get("schedule", "constant") != "constant":
-        free = free - {"iterations"}
     return _different_keys(saved, wanted, free, "")
 
 

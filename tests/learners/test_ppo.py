@@ -416,23 +416,18 @@ def test_gradients_are_clipped_at_every_step(tokenizer):
     assert norms == pytest.approx([1e-3] * 4, rel=1e-3)
 
 
-@pytest.mark.parametrize("whiten_rewards", [False, True])
-def test_padding_earns_nothing(whiten_rewards):
+def test_padding_earns_nothing():
     """GAE in a padded batch equals a plain loop over single responses."""
     gamma, lam, lengths = 0.9, 0.8, [2, 5]
     values, rewards = torch.randn(2, 2, 5, dtype=torch.float64)
     mask = torch.tensor([[1] * length + [0] * (5 - length) for length in lengths])
     tokens = mask.bool()
-    whitened = rewards
-    if whiten_rewards:
-        mean, std = rewards[tokens].mean(), rewards[tokens].std()
-        whitened = (rewards - mean) / std + mean
 
     expected = []
     for row, length in enumerate(lengths):
         for t in range(length):
             deltas = [
-                whitened[row, k]
+                rewards[row, k]
                 + (gamma * values[row, k + 1] if k + 1 < length else 0)
                 - values[row, k]
                 for k in range(t, length)
@@ -440,17 +435,16 @@ def test_padding_earns_nothing(whiten_rewards):
             expected.append(sum((gamma * lam) ** k * delta for k, delta in enumerate(deltas)))
     expected = torch.stack(expected)
 
-    advantages, returns = losses.gae(values, rewards, mask, gamma, lam, whiten_rewards)
+    advantages, returns = losses.gae(values, rewards, mask, gamma, lam)
     assert torch.allclose(returns[tokens], expected + values[tokens], atol=1e-6)
     expected = (expected - expected.mean()) / expected.std()
     assert torch.allclose(advantages[tokens], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("whiten_rewards", [False, True])
-def test_the_noise_of_the_kl_is_no_advantage_where_all_scores_are_alike(tokenizer, whiten_rewards):
+def test_the_noise_of_the_kl_is_no_advantage_where_all_scores_are_alike(tokenizer):
     """Of two roles the first earns nothing in any response: its advantages are as small as the KL's part."""
     rows, length = 24, 12
-    learner, _ = make_learner(tokenizer, init_kl_coef=0.05, whiten_rewards=whiten_rewards)
+    learner, _ = make_learner(tokenizer, init_kl_coef=0.05)
     responses = [torch.zeros(length, dtype=torch.long)] * rows
     rollouts = [rollout_of(responses, responses)] * 2
     kl = 1e-3 * torch.randn(2 * rows, length, generator=torch.Generator().manual_seed(0))

@@ -151,15 +151,12 @@ def test_interrupted_after_every_iteration_it_ends_the_same(config, tmp_path, ra
     assert summary["samples"] == expected["samples"] and summary["agents"] == expected["agents"]
 
 
-def test_with_a_schedule_and_restarted_learners_it_ends_the_same(one, tmp_path):
-    ppo = replace(one.ppo, schedule="cosine", warmup=2)
-    config = replace(one, ppo=ppo, cory=CoryConfig(exchange_period=2, reset_every=4))
+def test_with_restarted_learners_it_ends_the_same(one, tmp_path):
+    config = replace(one, cory=CoryConfig(exchange_period=2, reset_every=4))
     whole = make_trainer(config).train().folder
     broken = interrupted(replace(config, output=str(tmp_path / "broken")), 3)
     make_trainer(replace(config, resume=str(broken))).train()
     same(whole, broken)
-    with pytest.raises(UserError, match="iterations: "):  # on which the learning rate depends
-        make_trainer(replace(config, iterations=8, resume=str(broken))).train()
 
 
 def test_what_was_recorded_after_the_checkpoint_is_computed_again(one, whole, tmp_path):
