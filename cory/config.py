@@ -254,8 +254,8 @@ class CoryConfig(Settings):
     Args:
         num_agents: Number of LLMs, frozen ones included: 1 is the single-agent baseline, 2 the paper's pioneer and
             observer.
-        chain_length: Number of roles in the chain; null: as many as agents. Fewer: a population, from which members are
-            drawn for each period. More: agents hold several roles, so that one LLM can be both pioneer and observer.
+        chain_length: Number of roles in the chain; null: as many as agents. More: agents hold several roles, so that
+            one LLM can be both pioneer and observer.
         exchange_period: Iterations between role exchanges, T_REx in Eq. 5, at each of which the chain turns by one
             place. 0: never.
         credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own`, `counterfactual`, or
@@ -278,10 +278,9 @@ class CoryConfig(Settings):
     reset_every: NonNegativeInt = 0
 
     def check(self) -> None:
-        if self.num_roles < self.num_agents and not self.exchanges_roles:
+        if self.num_roles < self.num_agents:
             raise UserError(
-                f"cory.exchange_period: expected above 0 to train {self.num_agents} agents in a chain of "
-                f"{self.num_roles}, got 0"
+                f"cory.chain_length: expected a role for each of the {self.num_agents} agents, got {self.num_roles}"
             )
         if self.credit in ("counterfactual", "information") and not self.knowledge_transfer:
             raise UserError(
@@ -296,11 +295,6 @@ class CoryConfig(Settings):
     def num_roles(self) -> int:
         """How many roles the chain has."""
         return self.num_agents if self.chain_length is None else self.chain_length
-
-    @property
-    def exchanges_roles(self) -> bool:
-        """Whether agents change roles at all during training."""
-        return self.exchange_period > 0
 
 
 @dataclass

@@ -245,8 +245,7 @@ class RoleSchedule:
 
     Args:
         num_agents: number of agents. period: iterations between exchanges (T_REx); 0 for never.
-        length: roles in the chain; 0 for as many as agents. With fewer, the others wait; with more, an agent holds
-            several roles.
+        length: roles in the chain; 0 for as many as agents. With more, an agent holds several roles.
     """
 
     num_agents: int

@@ -78,7 +78,7 @@ def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
         ("ppo.reward_normalization", "--ppo.reward_normalization"),
         ("group_size", "--algorithm rloo --group_size 1"),
         ("sampling.max_new_tokens", "--sampling.min_new_tokens 9 --sampling.max_new_tokens 8"),
-        ("cory.exchange_period", "--cory.num_agents 3 --cory.chain_length 2 --cory.exchange_period 0"),
+        ("cory.chain_length", "--cory.num_agents 3 --cory.chain_length 2"),
         ("cory.credit", "--cory.credit counterfactual --cory.knowledge_transfer false"),
         ("cory.credit", "--cory.credit information --cory.knowledge_transfer false"),
         ("cory.credit", "--cory.credit information --cory.num_agents 3"),

@@ -242,7 +242,7 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
     first_chain = [trainer.agents[index] for index in trainer.schedule.order(0)]
     own_prompts = any(role.prompt is not None for role in config.roles)
     solo = trainer.agents
-    if own_prompts and not config.cory.exchanges_roles:
+    if own_prompts and config.cory.exchange_period == 0:
         solo = first_chain[:1]
     chains = {agent.name: [agent] for agent in solo}
     if config.cory.num_roles > 1:

@@ -40,9 +40,6 @@ def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str
     for name in names:
         rows = [record for record in history if record[key] == name]
         result[name] = {}
-        if not rows:  # a member of a population that has not been drawn yet
-            continue
-        # In which it had a role, or several.
         iterations = sorted({row["iteration"] for row in rows})
         window = min(WINDOW, max(1, len(iterations) // 2))
         first = iterations[:window]

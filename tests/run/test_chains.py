@@ -1,6 +1,5 @@
 """Chains of any number of agents, of any models: each trains and is resumed to the bit."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +22,6 @@ from cory.run.signals import Interrupted
 
 CHAINS = {
     "three agents": {"cory": CoryConfig(num_agents=3, exchange_period=1, credit="counterfactual")},
-    "population": {"cory": CoryConfig(num_agents=4, chain_length=2, exchange_period=1)},
     "one agent, both roles": {"cory": CoryConfig(num_agents=1, chain_length=2, credit="causal")},
     "two models, LoRA": {"cory": CoryConfig(exchange_period=2), "lora": LoraConfig(rank=4)},
     "frozen": {"cory": CoryConfig(exchange_period=2), "agents": [{"trained": False}]},
@@ -66,13 +64,6 @@ def test_it_trains_and_is_resumed_to_the_bit(name, config, llama_folder, tmp_pat
         make_trainer(broken, after(count_good, 4 + len(names), interrupt)).train()
     make_trainer(replace(broken, resume="auto")).train()
     assert outcome(folder, names) == outcome(tmp_path / "broken", names)
-
-
-def test_a_run_may_end_before_everybody_of_a_population_was_drawn(config):
-    cory = CoryConfig(num_agents=4, chain_length=2, exchange_period=2)
-    folder = make_trainer(replace(config, iterations=2, cory=cory)).train().folder
-    agents = json.loads((folder / "summary.json").read_text())["agents"]
-    assert sorted(map(bool, agents.values())) == [False, False, True, True]
 
 
 def test_agents_of_different_models_have_their_own_of_everything(

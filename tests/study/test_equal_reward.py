@@ -115,17 +115,6 @@ def test_an_agent_in_several_roles_has_collapsed_by_the_mean_over_them():
     assert one_agent.final["collapsed"].tolist() == [True]
 
 
-def test_a_member_of_a_population_collapses_in_an_iteration_of_the_run():
-    """It is not in every one of them."""
-
-    def explodes(seed, k, role):
-        return 1.0, (900.0 if k == 36 else 1.0), 1.0
-
-    study = make_study({"CORY": explodes}, seeds=1)
-    study.metrics = study.metrics[study.metrics["iteration"] % 4 == 0]
-    assert collapse_times(study)["kl"].tolist() == [37]
-
-
 def test_answers_of_one_word_do_not_collapse():
     """They have no distinct-2 that could fall."""
     study = make_study({"PPO": lambda *_: (1.0, 1.0, 0.0)})
