@@ -413,7 +413,7 @@ def load_classifier(
     """
     where = find(name, key)
     try:
-        labels = AutoConfig.from_pretrained(name, **where).id2label
+        labels = AutoConfig.from_pretrained(name, trust_remote_code=False, **where).id2label
     except LOADING as error:
         raise UserError(
             f"{key}: expected a sequence classifier, got {name!r} ({first_line(error)})"

@@ -3,14 +3,15 @@ r"""The number that a completion answers a GSM8K question with, read by rule.
 The completion counts after its last `</think>`, up to the next `Question:`. The last marker that a number follows in
 the same sentence wins; without one, the last number of the text does (the paper's rule).
 
-| marker                        | before the number                                                        |
-|-------------------------------|--------------------------------------------------------------------------|
-| `answer is`, `\boxed`         | anything of the sentence                                                 |
-| `####`, `answer:`, `<answer>` | no word: "#### Step 2" is a heading, "Answer: Ann has 3 eggs" a solution |
+| marker                        | before the number                                                          |
+|-------------------------------|----------------------------------------------------------------------------|
+| `answer is`, `\boxed`         | anything of the sentence                                                   |
+| `####`, `answer:`, `<answer>` | no word: "Answer: Ann has 3 eggs" is a solution; "#### 2. Money" a heading |
 
 What follows a marker is read as its first number, or, if that opens an equation, as the last side that is one number.
 A number is a decimal; commas may separate its thousands. What looks like a number and is none, as 1/2 or 12,34, makes
-the completion unparseable: no other number is taken in its place. Currency signs change nothing.
+the completion unparseable: no other number is taken in its place. Currency signs change nothing; "million" and "minus"
+are not read.
 
 >>> def show(*texts):
 ...     print(*map(extract, texts))
@@ -44,20 +45,31 @@ MAX_CHARACTERS = 50  # of a number: within these, str() and float() of an answer
 # In these patterns a repetition is of bounded length, or is followed by nothing that could fail and send it back far.
 _MARKER = re.compile(
     r"(?:####(?=[^\w\n]{0,8}[0-9])|(?:\banswer[\s*_]{0,4}[:=]|<answer>)(?=\W{0,8}[0-9]))"
-    r"|\banswer[\s*_]{1,4}is\b|(?P<boxed>\\boxed\b)",
+    r"(?!\W{0,8}[0-9]{1,2}[.):]\s+[A-Za-z])|\banswer[\s*_]{1,4}is\b|(?P<boxed>\\boxed\b)",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
 # All that may belong to one number, and a minus before it that neither subtracts nor joins words.
 _NUMBER = re.compile(r"(?:(?<![\w)%])-)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,/^eE]*[0-9])?")
-_DECIMAL = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)?(?:\.[0-9]+)?")
-# Behind a number: a unit of up to four words, and an operator with what it operates on, or an equals sign.
+_DECIMAL = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.))(?:\.[0-9]+)?")
+# From a number to the next one of its equation: a unit of up to four words, an operator, an opening.
 _OPERATION = re.compile(
-    r"(?:[\s/]{0,3}[a-z%]{1,15}(?![a-z%])){0,4}[\s)}\]*_]{0,8}(?:[-+*/x×÷]\s{0,3}[(\[{]{0,3}\.?[0-9]|=)",
+    r"(?:[\s/]{0,3}[a-z%]{1,15}(?![a-z%])){0,4}[\s)}\]*_]{0,8}(?:[-+*/x×÷]|(?P<equals>=))[\s(\[{*_]{0,8}",
     re.IGNORECASE,
 )
+_SIGNS = str.maketrans("−–·≈", "--*=", "$€£¥")
+_LATEX = {
+    r"\$": "",
+    r"\,": "",
+    r"\!": "",
+    "{,}": ",",
+    r"\times": "*",
+    r"\cdot": "*",
+    r"\div": "/",
+    r"\approx": "=",
+}
 _FRACTION = re.compile(r"\\[dt]?frac\{([0-9.]{1,9})\}\{([0-9.]{1,9})\}")
-_SIGNS = str.maketrans({"\u2212": "-", "≈": "=", "$": "", "€": "", "£": "", "¥": ""})
+_TEXT = re.compile(r"\\text\{([^{}]*)\}")
 
 
 def answer_text(completion: str) -> str:
@@ -75,7 +87,8 @@ def extract(completion: str) -> Fraction | None:
     text = _plain(answer_text(completion))
     end = len(text)
     for marker in reversed(list(_MARKER.finditer(text))):
-        if number := _number_behind(marker, text[marker.end() : end]):
+        number = _number_behind(marker, text[marker.end() : end])
+        if number is not None:
             return _value(number)
         end = marker.start()
     numbers = _NUMBER.findall(text)
@@ -105,15 +118,17 @@ def correct(completion: str, gold_number: Fraction) -> bool:
 
 
 def _plain(text: str) -> str:
-    """The text without currency signs, and with fractions and thousands written as without LaTeX."""
-    text = text.replace(r"\$", "").replace("{,}", ",").replace(r"\times", "*").translate(_SIGNS)
-    return _FRACTION.sub(r"\1/\2", text)
+    """The text without currency signs, and as it would be without LaTeX."""
+    for command, plain in _LATEX.items():
+        text = text.replace(command, plain)
+    text = _FRACTION.sub(r"\1/\2", text)
+    return _TEXT.sub(r"\1", text).translate(_SIGNS)
 
 
-def _number_behind(marker: re.Match[str], text: str) -> str:
-    """The number that a marker points to, in the text up to the next one; "" if there is none in its sentence.
+def _number_behind(marker: re.Match[str], text: str) -> str | None:
+    """The number that a marker points to, in the text up to the next one; None if there is none in its sentence.
 
-    A number that is not worked out, as in "36 / 2", is returned with its operation, and is no decimal.
+    Empty if it is not worked out, as in "36 / 2".
     """
     sentence = text.lstrip(" \t\n:*_")
     if sentence_end := _SENTENCE_END.search(sentence):
@@ -122,15 +137,18 @@ def _number_behind(marker: re.Match[str], text: str) -> str:
         sentence = sentence.partition("}")[0]
     first = _NUMBER.search(sentence)
     if first is None:
-        return ""
-    operation = _OPERATION.match(sentence, first.end())
-    if operation is None:
-        return first[0]
-    for side in reversed(sentence[first.start() :].split("=")):
-        number = _NUMBER.search(side)
-        if number and not _OPERATION.match(side, number.end()):
-            return number[0]
-    return first[0] + operation[0]
+        return None
+
+    # The sides of the equation that it opens, each a list of numbers.
+    sides = [[first]]
+    while operation := _OPERATION.match(sentence, sides[-1][-1].end()):
+        number = _NUMBER.match(sentence, operation.end())
+        if number is None:
+            break
+        if operation["equals"]:
+            sides.append([])
+        sides[-1].append(number)
+    return next((side[0][0] for side in reversed(sides) if len(side) == 1), "")
 
 
 def _value(number: str) -> Fraction | None:

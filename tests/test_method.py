@@ -31,16 +31,12 @@ def test_period_zero_never_exchanges_and_three_agents_take_every_role():
     assert RoleSchedule(1, 5).order(7) == (0,)
 
 
-@pytest.mark.parametrize(
-    ("agents", "length"), [(4, 2), (5, 2), (6, 4), (3, 3), (2, 3), (1, 2), (4, 3)]
-)
-def test_every_agent_is_trained_equally_often_and_none_twice_where_enough_are(agents, length):
+@pytest.mark.parametrize(("agents", "length"), [(3, 3), (2, 3), (1, 2)])
+def test_every_agent_is_in_each_role_equally_often(agents, length):
     schedule = RoleSchedule(agents, 2, length)
     periods = 60  # a multiple of all cycles
     chains = [schedule.order(2 * period) for period in range(periods)]
-    assert all(
-        len(chain) == length and (len(set(chain)) == min(agents, length)) for chain in chains
-    )
+    assert all(len(chain) == length and len(set(chain)) == agents for chain in chains)
     drawn = [sum(chain.count(agent) for chain in chains) for agent in range(agents)]
     assert len(set(drawn)) == 1 and sum(drawn) == periods * length
     assert all(

@@ -341,7 +341,8 @@ def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfi
     else:
         config = as_config(kind.config, read_settings(run), run / "config.yaml")
     config.seed = settings.seed
-    config.model = changed(config.model, settings.model)
+    if "chat_template" in settings.model:  # which the task's prompts and reward depend on
+        config.model.chat_template = settings.model["chat_template"]
     config = config.on(settings.device)
     held_out = getattr(config.task, "eval_dataset", None)
     if held_out and "dataset" in settings.task and "eval_dataset" not in settings.task:

@@ -83,7 +83,7 @@ def load_tokenizer(
     """
     expected = f"{what}: expected a model with its tokenizer, got {name!r}"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **where)
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except LOADING as error:
         raise UserError(
             f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})"
@@ -163,11 +163,12 @@ def load_model(
     Raises a UserError: it is no such model, weights are missing or of another shape, or it has no
     tokenizer, or fewer embeddings than that has ids.
     """
+    # Tensors of another shape are refused below, with their names. Without `trust_remote_code`, transformers asks.
+    options = {"trust_remote_code": False, "ignore_mismatched_sizes": True, **options}
     try:
         with quiet():
-            # Tensors of another shape are refused below, with their names.
             model, report = auto_class.from_pretrained(
-                name, output_loading_info=True, ignore_mismatched_sizes=True, **options, **where
+                name, output_loading_info=True, **options, **where
             )
     except LOADING as error:
         raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None

@@ -212,7 +212,7 @@ def new_folder(output: str | None, name: str) -> Path:
     except OSError as error:
         raise _cannot_be_written(Path(output or "runs"), error) from None
     if names:
-        is_run = (folder / "config.yaml").exists()
+        is_run = (folder / "metrics.jsonl").exists()
         remedy = f". --resume {shlex.quote(str(folder))} continues that run" if is_run else ""
         raise UserError(
             f"output: expected a new or empty folder, got {output!r}, which holds {names[0]}{remedy}"

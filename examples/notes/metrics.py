@@ -21,7 +21,10 @@ def _named(fact: str) -> Callable[..., Values]:
     ) -> Values:
         rows = zip(completions, role, question, answer, strict=True)
         return [
-            float(re.search(rf"\b{re.escape(right)}\b", text) is not None)
+            # Of a street, its name is enough.
+            float(
+                re.search(rf"\b{right.removesuffix(' Street')}\b", text, re.IGNORECASE) is not None
+            )
             if who == "note_taker" and asked == QUESTIONS[fact]
             else None
             for text, who, asked, right in rows

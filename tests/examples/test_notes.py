@@ -133,7 +133,9 @@ def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
 
 def test_what_notes_name_and_which_answers_are_right_by_fact(monkeypatch):
     monkeypatch.chdir(ROOT)
-    names = [f"{kind}_{fact}" for kind in ("named", "right") for fact in ("rooms", "pets")]
+    names = [
+        f"{kind}_{fact}" for kind in ("named", "right") for fact in ("street", "rooms", "pets")
+    ]
     metrics = {
         name: load_code("task.metrics", f"examples/notes/metrics.py:{name}").value for name in names
     }
@@ -153,5 +155,17 @@ def test_what_notes_name_and_which_answers_are_right_by_fact(monkeypatch):
     }
     assert metrics["named_rooms"](**columns) == [1.0, 0.0, None, None]
     assert metrics["named_pets"](**columns) == [None] * 4
+    street = columns | {
+        "question": ["Which street?"] * 4,
+        "answer": ["Ash Street", "3 Street", "", ""],
+    }
+    assert metrics["named_street"](**street) == [0.0, 0.0, None, None]
+    street["completions"] = [" ash, 3, 650", " Ashen Street, 3 rooms", "", ""]
+    assert metrics["named_street"](**street | {"answer": ["Ash Street"] * 4}) == [
+        1.0,
+        0.0,
+        None,
+        None,
+    ]
     assert metrics["right_rooms"](**columns) == [None, None, 1.0, None]
     assert metrics["right_pets"](**columns) == [None, None, None, 0.0]

@@ -70,7 +70,14 @@ def test_adapter_weights(bomb, config, tmp_path, name):
         load_policy(ModelConfig(name=str(tmp_path / "adapter")))
 
 
-def test_code_beside_a_model_does_not_run(policy_folder, tmp_path):
+def load_reward_model(model):
+    return load_classifier(model.name, None, "task.reward_model")
+
+
+@pytest.mark.parametrize("load", [load_policy, load_reward_model])
+def test_code_beside_a_model_does_not_run(policy_folder, tmp_path, monkeypatch, load):
+    """Nor does transformers ask whether it may."""
+    monkeypatch.setattr("builtins.input", lambda *_: "y")
     copy = shutil.copytree(policy_folder, tmp_path / "model")
     settings = json.loads((copy / "config.json").read_text())
     settings |= {
@@ -80,7 +87,7 @@ def test_code_beside_a_model_does_not_run(policy_folder, tmp_path):
     (copy / "config.json").write_text(json.dumps(settings))
     (copy / "code.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w').write('executed')")
     with pytest.raises(UserError):
-        load_policy(ModelConfig(name=str(copy)))
+        load(ModelConfig(name=str(copy)))
     assert not (tmp_path / "marker").exists()
 
 

@@ -32,7 +32,10 @@ LONG = 20_000
         ("The answer is 5 because 2x = 7.", 5), ("#### 36 / 2", None), ("The answer is 5 x 3", None),
         (r"The answer is 5 \times 2 = 10 eggs, 7", 10), ("The answer is 50 points / 25 points per throw = 2 throws", 2),
         ("The answer is 25 miles per gallon x 12 gallons = 300 miles", 300), ("The answer is 10 / 3 ≈ 3.5", "7/2"),
-        ("#### 3/4", None), ("The answer is 2 + 3", None),
+        ("#### 3/4", None), ("The answer is 2 + 3", None), ("#### .5", "1/2"),
+        (r"The answer is \(9 \cdot 2 = 5\), 7", 5), ("The answer is 20 – 15 = 5", 5), (r"\boxed{5\,000}", 5000),
+        (r"\boxed{2 + \text{3} = 5} 7", 5), (r"\boxed{\text{Total: }5}. 7", 5),
+        ("The answer is 2 + 3 = 5 eggs, since 1 + 6 = 7.", 5), ("The answer is 2 + 3 = 5 eggs and 1 + 6 = 7.", 5),
         # The answer alone.
         ("<think>#### 20</think>It is 18.", 18), ("#### 20</think>It is 18.", 18), ("<think>It is 18.", None),
         ("It is 18.\n\nQuestion: Tom has 7.\n#### 9", 18), ("Question: 5?", None),
@@ -42,9 +45,12 @@ def test_extract(completion, expected):
     assert extract(completion) == (None if expected is None else Fraction(expected))
 
 
-@pytest.mark.parametrize("heading", ["Step 2: Money", "Total: 2", "Step 2"])
+@pytest.mark.parametrize(
+    "heading", ["Step 2: Money", "Total: 2", "Step 2", "2. Money", "**2) Money**"]
+)
 def test_a_heading_is_no_answer(heading):
     assert extract(f"#### {heading}\n9 * 2 = 18\nShe makes $18.") == 18
+    assert extract("Answer:\n1. She eats 3.\n2. She makes 9 * 2 = $18.") == 18
 
 
 @pytest.mark.parametrize(
