@@ -43,9 +43,11 @@ from fractions import Fraction
 MAX_CHARACTERS = 50  # of a number: within these, str() and float() of an answer do not raise either
 
 # In these patterns a repetition is of bounded length, or is followed by nothing that could fail and send it back far.
+_ITEM = r"\W{0,8}[0-9]{1,2}[.):][ \t]+[A-Za-z]"  # the number of a heading or of a list's item
 _MARKER = re.compile(
-    r"(?:####(?=[^\w\n]{0,8}[0-9])|(?:\banswer[\s*_]{0,4}[:=]|<answer>)(?=\W{0,8}[0-9]))"
-    r"(?!\W{0,8}[0-9]{1,2}[.):]\s+[A-Za-z])|\banswer[\s*_]{1,4}is\b|(?P<boxed>\\boxed\b)",
+    rf"####(?=[^\w\n]{{0,8}}[0-9])(?!{_ITEM})"
+    rf"|(?:\banswer[\s*_]{{0,4}}[:=]|<answer>)(?=\W{{0,8}}[0-9])(?![^\w\n]{{0,8}}\n{_ITEM})"
+    r"|\banswer[\s*_]{1,4}is\b|(?P<boxed>\\boxed\b)",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")

@@ -34,6 +34,7 @@ LONG = 20_000
         ("The answer is 25 miles per gallon x 12 gallons = 300 miles", 300), ("The answer is 10 / 3 ≈ 3.5", "7/2"),
         ("#### 3/4", None), ("The answer is 2 + 3", None), ("#### .5", "1/2"),
         (r"The answer is \(9 \cdot 2 = 5\), 7", 5), ("The answer is 20 – 15 = 5", 5), (r"\boxed{5\,000}", 5000),
+        ("#### 5.\nThat is 7", 5), ("Answer: 5. Not 7", 5), ("Answer:\n5. Not 7", 7),
         (r"\boxed{2 + \text{3} = 5} 7", 5), (r"\boxed{\text{Total: }5}. 7", 5),
         ("The answer is 2 + 3 = 5 eggs, since 1 + 6 = 7.", 5), ("The answer is 2 + 3 = 5 eggs and 1 + 6 = 7.", 5),
         # The answer alone.
