@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cory.models.rollout import Rollout
     from cory.trainer import CoryTrainer
 
-LEAST_LIKELIHOOD = -10.0  # nats: an answer that is less likely counts as if it had this
+LEAST_LOG_LIKELIHOOD = -10.0  # nats, of an answer; a smaller one counts as this
 
 
 def assign_credit(
@@ -136,7 +136,7 @@ def information_in_responses(
     same with the response to another query: (batch,) of the second role. Else none.
 
     Answers are those of the dataset's column `answer`; likelihoods are the second role's agent's, before its update,
-    and at least `LEAST_LIKELIHOOD`.
+    and at least `LEAST_LOG_LIKELIHOOD`.
     """
     if trainer.config.cory.credit != "information" or len(chain) == 1:
         return []
@@ -158,7 +158,7 @@ def information_in_responses(
 
     answers = columns["answer"]
     likelihoods = reader.log_likelihoods([*second.prompts, *prompts], [*answers, *answers])
-    after_own, after_other = likelihoods.clamp(min=LEAST_LIKELIHOOD).chunk(2)
+    after_own, after_other = likelihoods.clamp(min=LEAST_LOG_LIKELIHOOD).chunk(2)
     return [after_own - after_other]
 
 

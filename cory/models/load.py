@@ -126,9 +126,8 @@ def load_policy(
     policy, tokenizer = load_model(
         AutoModelForCausalLM, "a causal language model", model.name, "model.name", options, where
     )
-    if getattr(
-        policy, "_hf_peft_config_loaded", False
-    ):  # transformers freezes what an adapter is on
+    # Of an adapter on the Hub, transformers loads the base with it, and freezes it.
+    if getattr(policy, "_hf_peft_config_loaded", False):
         raise UserError(
             f"model.name: expected a whole model, or the local folder of an adapter, got {model.name!r}, an adapter"
         )
@@ -163,12 +162,15 @@ def load_model(
     Raises a UserError: it is no such model, weights are missing or of another shape, or it has no
     tokenizer, or fewer embeddings than that has ids.
     """
-    # Tensors of another shape are refused below, with their names. Without `trust_remote_code`, transformers asks.
-    options = {"trust_remote_code": False, "ignore_mismatched_sizes": True, **options}
     try:
         with quiet():
             model, report = auto_class.from_pretrained(
-                name, output_loading_info=True, **options, **where
+                name,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with the names of the tensors
+                trust_remote_code=False,  # without it, transformers asks at the terminal
+                **options,
+                **where,
             )
     except LOADING as error:
         raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None

@@ -19,16 +19,14 @@ def _named(fact: str) -> Callable[..., Values]:
         answer: list[str],
         **columns,
     ) -> Values:
-        rows = zip(completions, role, question, answer, strict=True)
-        return [
-            # Of a street, its name is enough.
-            float(
-                re.search(rf"\b{right.removesuffix(' Street')}\b", text, re.IGNORECASE) is not None
-            )
-            if who == "note_taker" and asked == QUESTIONS[fact]
-            else None
-            for text, who, asked, right in rows
-        ]
+        values: Values = []
+        for text, who, asked, right in zip(completions, role, question, answer, strict=True):
+            if who != "note_taker" or asked != QUESTIONS[fact]:
+                values.append(None)
+                continue
+            name = right.removesuffix(" Street")  # of a street, its name is enough
+            values.append(float(re.search(rf"\b{name}\b", text, re.IGNORECASE) is not None))
+        return values
 
     return metric
 
