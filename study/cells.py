@@ -60,4 +60,6 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
     if not rows:
         return "None.\n"
+    if any(list(row) != list(rows[0]) for row in rows):
+        raise ValueError(f"expected rows of one table to have the same columns, got {rows}")
     return f"{tables.markdown_table(list(rows[0]), [list(row.values()) for row in rows])}\n"

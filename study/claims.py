@@ -1,4 +1,4 @@
-"""Judges the paper's claims by the results of the experiments: reproduced, not reproduced, or not tested.
+"""Judges the paper's claims by the results of the experiments: reproduced, contradicted, undecided, or not tested.
 
     python -m study.claims --out results/claims.md
 
@@ -338,7 +338,7 @@ corrected for their number.
 Estimates are from training, over both agents and their roles as in the paper's curves, unless stated
 otherwise; those of pass@k are of each agent solo. Intervals are Student's t over the n seeds that
 every group of the experiment has ended, paired by seed. Definitions, and what words such as *similar*
-stand for: docs/experiments.md, "Claims".
+stand for: [experiments](../docs/experiments.md#claims).
 """
 
 

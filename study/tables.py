@@ -11,7 +11,8 @@ A table stands on a page between two comments, of which the first says how it is
 A page with a line such as `<!-- frozen: c0f7e9e -->`, the commit that made it, is left as it is: the code no longer has
 what it measures. Where the folder of an experiment has no rows yet, the table says so.
 
-Each takes a folder under results/; `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
+Each takes a folder under results/, or several with what their rows are called, `REGIME: FOLDER|REGIME: FOLDER`, and then
+has their rows one below the other. `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
 `groups` names the groups, `metric` or `metrics` (with commas) what is shown. `primary` has a row in any role and one of
 the first role.
 """
@@ -177,24 +178,28 @@ def _listed(text: str, separator: str) -> list[str]:
 
 
 def table(description: str) -> str:
-    """The table that a comment describes: `KIND SOURCE KEY=VALUE ...`.
+    """The table that a comment describes: `KIND SOURCES KEY=VALUE ...`.
 
     Raises:
         UserError: there is no such kind, source or key.
     """
     try:
-        kind, source, options = _parsed(description)
+        kind, sources, options = _parsed(description)
     except ValueError as error:  # such as a quotation mark that is not closed
         raise UserError(f"table {description!r}: {error}") from None
-    if kind not in KINDS or not source:
+    if kind not in KINDS or not sources:
         raise UserError(
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
-    if _awaits_rows(source):
+    if all(_awaits_rows(folder) for folder in sources.values()):
         return NOT_RUN
+    rows: Rows = []
     try:
-        _check_names(_study(source), options)
-        return markdown_table(KINDS[kind](_study(source), **options))
+        for regime, folder in sources.items():
+            _check_names(_study(folder), options)
+            of_folder = KINDS[kind](_study(folder), **options)
+            rows += [{"regime": regime, **row} if regime else row for row in of_folder]
+        return markdown_table(rows)
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
 
@@ -232,10 +237,12 @@ def _check_names(study: Study, options: Mapping[str, str]) -> None:
                 raise LookupError(f"no {what} {name!r} among {sorted(known[what])}")
 
 
-def _parsed(description: str) -> tuple[str, str, dict[str, str]]:
-    """A description's kind, source and options; what is missing is empty."""
+def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
+    """A description's kind, sources by regime, and options; what is missing is empty."""
     kind, source, *words = [*shlex.split(description), "", ""]
-    return kind, source, dict(word.partition("=")[::2] for word in words if word)
+    several = dict(_listed_pairs(source)) if ":" in source else {"": source}
+    sources = {regime: folder for regime, folder in several.items() if folder}
+    return kind, sources, dict(word.partition("=")[::2] for word in words if word)
 
 
 def page_with_tables(text: str) -> str:

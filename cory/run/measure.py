@@ -164,7 +164,7 @@ def describe(
     read: Sequence[str],
     team_rewards: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """By role, a record (docs/metrics.md, "Samples") of each response in `rows`; where chains branch, of the first.
+    """By role, a record (docs/metrics.md) of each response in `rows`; where chains branch, of the first.
 
     `read`: the columns that prompts and rewards read besides the query.
     """
