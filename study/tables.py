@@ -11,8 +11,8 @@ A table stands on a page between two comments, of which the first says how it is
 A page with a line such as `<!-- frozen: c0f7e9e -->`, the commit that made it, is left as it is: the code no longer has
 what it measures. Where the folder of an experiment has no rows yet, the table says so.
 
-Each takes a folder under results/, or several with what their rows are called, `REGIME: FOLDER|REGIME: FOLDER`, and then
-has their rows one below the other. `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
+Each takes a folder under results/, or several with what their rows are called, `REGIME: FOLDER|REGIME: FOLDER`, whose
+rows then stand one below the other. `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
 `groups` names the groups, `metric` or `metrics` (with commas) what is shown. `primary` has a row in any role and one of
 the first role.
 """
