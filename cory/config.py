@@ -219,7 +219,7 @@ class ModelConfig(Settings):
         quantization: 4bit (NF4) weights of the base through bitsandbytes; with LoRA only.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
         chat_template: Render prompts as a user turn with the tokenizer's chat template. A mapping sets its options,
-            such as {enable_thinking: false}; a name chooses one of several templates.
+            such as {enable_thinking: false}.
     """
 
     block: ClassVar[str] = "model"
@@ -228,7 +228,7 @@ class ModelConfig(Settings):
     dtype: Literal["float32", "bfloat16", "auto"] = "float32"
     quantization: Literal["none", "4bit"] = "none"
     gradient_checkpointing: bool = False
-    chat_template: bool | NotEmpty | dict[str, Any] = False
+    chat_template: bool | dict[str, Any] = False
 
 
 @dataclass
@@ -346,14 +346,12 @@ class RoleConfig(Settings):
     stop: list[NotEmpty] | None = None
 
     def sampling(self, common: "SamplingConfig") -> "SamplingConfig":
-        """How this role's responses are sampled, where `common` is for all roles."""
-        changes: dict[str, Any] = {}
-        if self.max_new_tokens is not None:
-            changes["max_new_tokens"] = self.max_new_tokens
-            changes["min_new_tokens"] = min(common.min_new_tokens, self.max_new_tokens)
-        if self.stop is not None:
-            changes["stop"] = self.stop
-        return replace(common, **changes)
+        """How this role's responses are sampled after training, where `common` is for all roles."""
+        return replace(
+            common,
+            max_new_tokens=self.max_new_tokens or common.max_new_tokens,
+            stop=common.stop if self.stop is None else self.stop,
+        )
 
 
 def _from_mapping(kind: type[S]) -> BeforeValidator:
@@ -634,12 +632,8 @@ class Config(Settings):
             raise UserError(
                 f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}"
             )
-        if self.ppo.batch_size % self.chains_per_query:
-            raise UserError(
-                f"ppo.batch_size: expected a multiple of group_size = {self.chains_per_query}, "
-                f"got {self.ppo.batch_size}"
-            )
         self._check_branches()
+        self.check_batch(processes=1)
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
             raise UserError(
@@ -664,18 +658,28 @@ class Config(Settings):
             raise UserError(
                 f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}"
             )
+
+    def check_batch(self, processes: int) -> None:
+        """Raises a UserError unless each of so many processes gets whole queries, as many as its agents need."""
+        share = self.ppo.batch_size // processes
+        each = "" if processes == 1 else f" in each of {processes} processes"
         per_query = self.chains_per_query * self.branches
-        if self.ppo.batch_size % per_query:
+        what = "group_size" if self.branches == 1 else "group_size * branches"
+        if share % per_query:
             raise UserError(
-                f"ppo.batch_size: expected a multiple of group_size * branches = {self.chains_per_query} * "
-                f"{self.branches} = {per_query}, got {self.ppo.batch_size}"
+                f"ppo.batch_size: expected a multiple of {what} = {per_query}{each}, got {share}"
             )
-        pioneers = self.ppo.batch_size // self.branches
-        fewest = max(2, self.ppo.gradient_accumulation_steps)
-        if pioneers < fewest:
+        needs_others = self.cory.credit == "information" and self.cory.num_roles > 1
+        if needs_others and share < 2 * per_query:
             raise UserError(
-                f"branches: expected at most ppo.batch_size / {fewest} = {self.ppo.batch_size // fewest}, so that the "
-                f"pioneer has {fewest} responses, got {self.branches}"
+                f"ppo.batch_size: expected two queries with cory.credit: information, 2 * {what} = {2 * per_query}"
+                f"{each}, got {share}"
+            )
+        fewest = max(2 // processes, self.ppo.gradient_accumulation_steps)
+        if self.branches > 1 and share // self.branches < fewest:
+            raise UserError(
+                f"branches: expected at most {share // fewest}, so that the pioneer has {fewest} responses{each}, got "
+                f"{self.branches}"
             )
 
     def _check_roles(self) -> None:
@@ -857,4 +861,9 @@ class EvaluationConfig(Settings):
             if not 1 <= k <= self.samples:
                 raise UserError(
                     f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}"
+                )
+        for key in ("name", "revision"):
+            if key in self.model:
+                raise UserError(
+                    f"model.{key}: expected --base for the model that KL is measured to, got {self.model[key]!r}"
                 )

@@ -24,7 +24,14 @@ from cory.config import Config
 from cory.errors import UserError, counted
 from cory.identity import is_local
 from cory.roles import RolePrompts
-from cory.run.folder import agent_index, agents_hash, finished_iterations, run_agents, run_label
+from cory.run.folder import (
+    BEST,
+    agent_index,
+    agents_hash,
+    finished_iterations,
+    run_agents,
+    run_label,
+)
 from cory.run.settings import named, read_settings
 from cory.run.tables import interval_rows, markdown, markdown_table, printable
 from cory.task_kinds import run_config
@@ -139,12 +146,15 @@ def held_out_results(run: Path) -> str:
     It has the rows of the base, and of the run's agents and chains.
     """
     end_of_run = agents_hash(run)
-    files = sorted(run.parent.glob("*/evaluation.json"), key=lambda file: -file.stat().st_mtime)
+    beside = run.parent.parent if run.name == BEST else run.parent
+    files = sorted(beside.glob("*/evaluation.json"), key=lambda file: -file.stat().st_mtime)
     for file in files:
         settings = json.loads((file.parent / "settings.json").read_text(encoding="utf-8"))
-        if end_of_run in settings["trained"].values():
+        # A run may have had another name then.
+        names = {weights: Path(name) for name, weights in settings["trained"].items()}
+        if end_of_run in names:
             evaluation = json.loads(file.read_text(encoding="utf-8"))
-            label = f"{run_label(run)}/"
+            label = f"{run_label(names[end_of_run])}/"
             of_run = ("base after itself", f"base of {label}", label)
             rows = [
                 row

@@ -158,10 +158,7 @@ def _parts_of_weights(file: Path) -> Iterator[bytes]:
 
 def function_name(function: Callable[..., Any]) -> str:
     """A reward function's name: `module.function`, or the class of a callable object."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    named = function if hasattr(function, "__qualname__") else type(function)
+    named = _definition(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 
@@ -171,15 +168,19 @@ def source_hash(function: Callable[..., Any]) -> str:
     What the file imports is not covered. Empty for a function without a file, as one that is typed at a prompt or in a
     notebook.
     """
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    code = function if hasattr(function, "__qualname__") else type(function)
     try:
-        source = Path(inspect.getfile(code)).read_bytes()
+        source = Path(inspect.getfile(_definition(function))).read_bytes()
     except (OSError, TypeError):
         return ""
     return hashlib.sha256(source).hexdigest()[:16]
+
+
+def _definition(function: Callable[..., Any]) -> Any:
+    """What a callable is defined by: a function without its wrappers, or the class of an object."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    return function if hasattr(function, "__qualname__") else type(function)
 
 
 def data_hash(rows: "Dataset") -> str:

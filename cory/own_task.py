@@ -103,14 +103,6 @@ class OwnConfig(Config):
 
     task: OwnTaskConfig = Field(default_factory=OwnTaskConfig)
 
-    def check(self) -> None:
-        super().check()
-        rows_per_query = self.task.rows_per_query
-        if rows_per_query not in (1, self.branches):
-            raise UserError(
-                f"branches: expected task.rows_per_query = {rows_per_query}, got {self.branches}"
-            )
-
 
 OWN = TaskKind("own", OwnConfig, "cory.own_task")
 

@@ -198,16 +198,8 @@ def measure_responses(
     return dict(zip(metrics, _numbers(functions, rows).tolist(), strict=True))
 
 
-class MissingColumns(UserError):
-    """A function needs columns, `names`, that the data or a query does not have."""
-
-    def __init__(self, label: str, columns: Collection[str], names: list[str]) -> None:
-        self.names = names
-        super().__init__(f"{label}: expected parameters among {sorted(columns)}, got {names}")
-
-
 def accepted_columns(label: str, function: Function, columns: Collection[str]) -> list[str]:
-    """Those of `columns` that a function takes. Raises MissingColumns if it needs others.
+    """Those of `columns` that a function takes. Raises a UserError if it needs others.
 
     `label` names the function in the message.
     """
@@ -215,7 +207,7 @@ def accepted_columns(label: str, function: Function, columns: Collection[str]) -
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     missing = [p.name for p in named if p.default is p.empty and p.name not in columns]
     if missing:
-        raise MissingColumns(label, columns, missing)
+        raise UserError(f"{label}: expected parameters among {sorted(columns)}, got {missing}")
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return list(columns)
     return [p.name for p in named if p.name in columns]

@@ -1,7 +1,7 @@
 """Roles: what each reads (knowledge transfer, Eq. 3), and who has which (role exchange, Eq. 5)."""
 
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,47 +194,6 @@ class RolePrompts:
             values["responses"] = "\n\n".join(responses)
         text = fill(self.template(role), values)  # Eq. 3
         return text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
-
-
-def fit_responses(
-    render: Callable[[list[list[str]]], list[Any]],
-    responses: Sequence[Sequence[str]],
-    encode: Callable[[list[Any]], list[list[int]]],
-    context: int | None,
-    max_new_tokens: int,
-) -> list[Any]:
-    """Prompts of a later role that leave room for an answer: where one is too long, the responses
-    in it are halved.
-
-    Rare, as the trainer checks that responses of full length fit; but broken text can take more
-    tokens to read than it took to write.
-
-    Args:
-        render: from responses to prompts, row by row. responses: of each earlier role, its rows.
-        encode: from prompts to their token ids.
-        context: tokens that the role's agent can attend to; None: any number. max_new_tokens: of
-            its answer.
-
-    A row that is too long even without responses is kept; the agent refuses it.
-    """
-    texts = [list(rows) for rows in responses]
-    prompts = render(texts)
-    if context is None:
-        return prompts
-    room = context - max_new_tokens
-    while True:
-        lengths = [len(ids) for ids in encode(prompts)]
-        too_long = [
-            row
-            for row, tokens in enumerate(lengths)
-            if tokens > room and any(rows[row] for rows in texts)
-        ]
-        if not too_long:
-            return prompts
-        for row in too_long:
-            for rows in texts:
-                rows[row] = rows[row][: len(rows[row]) // 2]
-        prompts = render(texts)
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 import inspect
 import itertools
+import math
 import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import datasets
@@ -20,7 +20,7 @@ from cory.metrics import TITLES
 from cory.models.load import find, load_tokenizer
 from cory.models.text import check_lengths, encode
 from cory.rewards import Function, Reward, Rewards, accepted_columns, as_rewards
-from cory.roles import Prompt, RolePrompts, check_prompt, fit_responses, placeholders
+from cory.roles import Prompt, RolePrompts, check_prompt, placeholders
 from cory.streams import Purpose, Stream
 
 if TYPE_CHECKING:
@@ -184,7 +184,10 @@ class Task:
         context: int | None,
         max_new_tokens: int,
     ) -> list[Any]:
-        """What a role of a chain reads, row by row (Eq. 3). Responses that leave no room for an answer are shortened.
+        """What a role of a chain reads, row by row (Eq. 3). Responses that leave no room for an answer are halved.
+
+        Rare, as the trainer checks that responses of full length fit; but broken text can take more tokens to read than
+        it took to write. A row that is too long even without responses is kept; the agent refuses it.
 
         Args:
             columns: of the rows, `prompt` among them.
@@ -195,8 +198,20 @@ class Task:
         """
         if earlier is None:
             return self.render(role, columns)
-        render = partial(self.render, role, columns)
-        return fit_responses(render, earlier, encode, context, max_new_tokens)
+        texts = [list(responses) for responses in earlier]
+        room = math.inf if context is None else context - max_new_tokens
+        while True:
+            prompts = self.render(role, columns, texts)
+            too_long = [
+                row
+                for row, ids in enumerate(encode(prompts))
+                if len(ids) > room and any(of_role[row] for of_role in texts)
+            ]
+            if not too_long:
+                return prompts
+            for row in too_long:
+                for of_role in texts:
+                    of_role[row] = of_role[row][: len(of_role[row]) // 2]
 
     def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
         """The task with the names and prompts that a run's settings give its roles
@@ -229,18 +244,19 @@ class Task:
         """The reward's name and the hash of its source; of several the names with their weights,
         and the hashes.
 
-        Likewise of the team reward, if there is one.
+        Likewise of the team reward, empty if there is none.
         """
         names = []
         for reward in self.rewards:
             weight = "" if reward.weight == 1 else f"{reward.weight} * "
             names.append(weight + _recorded_name(reward))
         hashes = [_recorded_hash(reward) for reward in self.rewards]
-        identity = {"reward": " + ".join(names), "reward_sha256": "+".join(hashes)}
-        if self.team is not None:
-            identity["team_reward"] = _recorded_name(self.team)
-            identity["team_reward_sha256"] = _recorded_hash(self.team)
-        return identity
+        return {
+            "reward": " + ".join(names),
+            "reward_sha256": "+".join(hashes),
+            "team_reward": _recorded_name(self.team) if self.team else "",
+            "team_reward_sha256": _recorded_hash(self.team) if self.team else "",
+        }
 
     def models(self) -> Models:
         """What identifies the models that the reward functions load, and name in an attribute

@@ -1,8 +1,8 @@
 """Settings of a run on GSM8K. Importing them does not import torch."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from cory.config import Config, EvaluationConfig, LoraConfig, PPOConfig, SamplingConfig, Settings
@@ -12,18 +12,6 @@ from gsm8k_train.toy import EXAMPLE
 
 PIONEER = EXAMPLE + "Question: {prompt} Answer:"
 OBSERVER = EXAMPLE + "Question: {prompt} Reference: {response} Answer:"
-OBSERVERS = {  # wordings of the observer's prompt, by the names that task.observer_prompt takes
-    "paper": OBSERVER,
-    "proposal": EXAMPLE
-    + "Question: {prompt} Somebody's answer, which may be wrong: {response} The right answer:",
-    "instruction": "{prompt}\nReason step by step and end with the number. A solution that may be wrong: {response}\n"
-    "Your solution:",
-}
-
-
-def _template(name: str) -> str:
-    """The template that a name stands for; other templates stand for themselves."""
-    return OBSERVERS.get(name, name)
 
 
 @dataclass
@@ -37,8 +25,7 @@ class Gsm8kTaskConfig(Settings):
         max_prompt_tokens: Longer prompts are left out, of training and held out: tokens of the question as the pioneer
             reads it. null: none is left out.
         pioneer_prompt: Template over {prompt}, the question.
-        observer_prompt: Template over {prompt} and {response}, the response of the preceding role; or a named
-            template: paper, proposal, instruction.
+        observer_prompt: Template over {prompt} and {response}, the response of the preceding role.
     """
 
     block: ClassVar[str] = "task"
@@ -48,7 +35,7 @@ class Gsm8kTaskConfig(Settings):
     split: str = "train"
     max_prompt_tokens: PositiveInt | None = None
     pioneer_prompt: str = PIONEER
-    observer_prompt: Annotated[str, AfterValidator(_template)] = OBSERVER
+    observer_prompt: str = OBSERVER
 
 
 @dataclass

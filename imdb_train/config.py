@@ -1,8 +1,8 @@
 """Settings of a run on IMDB. Importing them does not import torch."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import AfterValidator, Field, NonNegativeInt, PositiveInt
+from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from cory.config import Config, Settings
@@ -11,17 +11,6 @@ from cory.task_kinds import TaskKind
 from imdb_train import toy
 
 OBSERVER = 'I can make this sentence "{prompt}{response}" more positive: {prompt}'
-OBSERVERS = {  # wordings of the observer's prompt, by the names that task.observer_prompt takes
-    "paper": OBSERVER,
-    "review": "Review: {prompt}{response}\nMore positive review: {prompt}",
-    "instruction": "Here is the beginning of a film review: {prompt}{response}\n"
-    "Rewrite it so that it is as positive as it can be.\nRewritten: {prompt}",
-}
-
-
-def _template(name: str) -> str:
-    """The template that a name stands for; other templates stand for themselves."""
-    return OBSERVERS.get(name, name)
 
 
 @dataclass
@@ -39,8 +28,7 @@ class ImdbTaskConfig(Settings):
         reward_label: Its label whose logit is the reward. null: its only output, as of a reward model.
         reward_batch_size: Texts that are scored at a time.
         pioneer_prompt: Template over {prompt}.
-        observer_prompt: Template over {prompt} and {response}, the response of the preceding role; or a named
-            template: paper, review, instruction.
+        observer_prompt: Template over {prompt} and {response}, the response of the preceding role.
     """
 
     block: ClassVar[str] = "task"
@@ -55,7 +43,7 @@ class ImdbTaskConfig(Settings):
     reward_label: str | None = "POSITIVE"
     reward_batch_size: PositiveInt = 256
     pioneer_prompt: str = "{prompt}"
-    observer_prompt: Annotated[str, AfterValidator(_template)] = OBSERVER
+    observer_prompt: str = OBSERVER
 
     def check(self) -> None:
         if self.max_query_tokens < self.min_query_tokens:

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cory.command import Arguments, main
-from cory.errors import UserError, counted, expect
+from cory.errors import UserError, counted
 from cory.identity import is_local
 from cory.run.folder import locked
 from study import check_results, engines
@@ -216,7 +216,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     for key in ("seeds", "jobs", "cpus"):
         number = getattr(args, key)
-        expect(number is None or number >= 1, f"--{key}", "at least 1", number)
+        if number is not None and number < 1:
+            raise UserError(f"--{key}: expected at least 1, got {number}")
     if args.engine == "local" and (args.address or args.gpus):
         raise UserError("--engine: expected ray with --address or --gpus, got local")
     return args

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cory.command import Arguments, main
-from cory.errors import expect
+from cory.errors import UserError
 from cory.run.folder import write_text
 
 VOCABULARY = 8192
@@ -166,7 +166,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         "--threads", type=int, default=1, help="Of training; other numbers give other weights"
     )
     args = parser.parse_args(argv)
-    expect(args.threads > 0, "--threads", "at least 1", args.threads)
+    if args.threads < 1:
+        raise UserError(f"--threads: expected at least 1, got {args.threads}")
     quality = make(Path(args.folder), args.dataset, args.only, args.seed, args.threads)
     for name, value in quality.items():
         print(f"{name}: {value:.3f}")

@@ -271,8 +271,6 @@ def test_a_run_from_files(settings, tmp_path):
 
 
 def test_settings_that_do_not_fit_are_refused_before_anything_is_read(settings):
-    with pytest.raises(UserError, match=r"^branches: expected task.rows_per_query = 3, got 2"):
-        settings(branches=2)
     with pytest.raises(UserError, match=r"yaml: branches: "):
         settings(**{"cory.num_agents": 1})
     with pytest.raises(UserError, match=r"^task.rows_per_query: "):

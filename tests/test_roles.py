@@ -11,7 +11,7 @@ from conftest import PROMPTS, count_good, make_trainer
 from cory.agent import make_agents
 from cory.config import CoryConfig, RoleConfig
 from cory.errors import UserError
-from cory.roles import RolePrompts, fit_responses
+from cory.roles import RolePrompts
 from cory.run.folder import read_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer
@@ -108,17 +108,20 @@ def test_templates_know_every_earlier_role():
 def test_all_earlier_responses_are_shortened():
     """In proportion; a chat template may add tokens to each."""
 
-    def render(responses):
-        return [" ".join(chain) for chain in zip(*responses, strict=True)]
-
     def encode(prompts, template=0):
         return [[0] * template + list(prompt) for prompt in prompts]
 
+    only_responses = RoleConfig(prompt="{responses}")
+    prompts = RolePrompts(roles=(RoleConfig(), only_responses, only_responses))
+    rows = {"prompt": ["q", "q"]}
+    task = Task(datasets.Dataset.from_dict(rows), count_good, prompts)
     chains = [["a" * 40, "a"], ["b" * 20, "b"]]
-    fitted = fit_responses(render, chains, encode, context=40, max_new_tokens=8)
-    assert fitted == ["a" * 20 + " " + "b" * 10, "a b"]
+    fitted = task.prompts_of_role(2, rows, chains, encode, context=40, max_new_tokens=8)
+    assert fitted == ["a" * 20 + "\n\n" + "b" * 10, "a\n\nb"]
     with_template = functools.partial(encode, template=10)
-    assert fit_responses(render, [["a" * 30]], with_template, 40, 5) == ["a" * 15]
+    assert task.prompts_of_role(1, {"prompt": ["q"]}, [["a" * 30]], with_template, 40, 5) == [
+        "a" * 15
+    ]
 
 
 def test_roles_of_a_task_that_the_settings_do_not_have_are_refused(config):

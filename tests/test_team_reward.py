@@ -15,6 +15,7 @@ from cory.errors import UserError
 from cory.evaluation.table import titles
 from cory.rewards import Reward
 from cory.run.folder import read_rows
+from cory.run.settings import differences
 
 
 async def lengths(prompts, chains, label):
@@ -81,7 +82,11 @@ def test_a_run_knows_it_by_its_source(config):
     recorded = make_trainer(config, team_reward=lengths).task.fingerprint()
     assert recorded["team_reward"].endswith("test_team_reward.lengths")
     assert len(recorded["team_reward_sha256"]) == 16
-    assert "team_reward" not in make_trainer(config).task.fingerprint()
+    without = make_trainer(config).task.fingerprint()
+    assert differences({"fingerprint": without}, {"fingerprint": recorded}).keys() == {
+        "fingerprint.team_reward",
+        "fingerprint.team_reward_sha256",
+    }
     named = Reward(lengths, name="team.py:lengths", sha256="abc")
     recorded = make_trainer(config, team_reward=named).task.fingerprint()
     assert (recorded["team_reward"], recorded["team_reward_sha256"]) == ("team.py:lengths", "abc")

@@ -405,6 +405,7 @@ class Evaluator:
                 # Of each role its own random numbers, or an observer would draw from those that drew what it reads.
                 seed=self.settings.seed * 1_000_003 + chunk.start + row.role * 2**64,
                 batch_size=self.settings.batch_size,
+                kl=not greedy,
             )
 
         # Rewards are computed as in training, outside of autocast.

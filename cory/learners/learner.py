@@ -476,7 +476,6 @@ class Learner(ABC):
                 "var": moments.var,
                 "count": moments.count,
             },
-            **self.pass_size.state(),
         }
         return tensors_of(self._trained(), self.optimizer), numbers
 
@@ -484,7 +483,6 @@ class Learner(ABC):
         """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
-        self.pass_size.load_state(numbers)
         self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from accelerate.utils.memory import clear_device_cache
@@ -82,15 +82,6 @@ class PassSize:
                 failure = error.with_traceback(None)
             clear_device_cache(garbage_collection=True)
             self._halve(failure)
-
-    def state(self) -> dict[str, Any]:
-        """What memory has allowed so far, for a checkpoint."""
-        return {"micro_batch": self.micro_batch}
-
-    def load_state(self, numbers: Mapping[str, Any]) -> None:
-        """Loads what `state` returned, unless the settings fix the size."""
-        if self.config.ppo.micro_batch == "auto":
-            self.micro_batch = int(numbers["micro_batch"])
 
     def _halve(self, failure: RuntimeError) -> None:
         """Halves the micro-batch. Raises a UserError, caused by `failure`, if it is a single row."""

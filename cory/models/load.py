@@ -26,7 +26,7 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import BitsAndBytesConfig
 
 from cory.config import ModelConfig
-from cory.errors import UserError, expect
+from cory.errors import UserError
 from cory.identity import is_local
 from cory.models import AVAILABLE
 from cory.models.families import check_model
@@ -56,7 +56,8 @@ def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
     """
     if Path(name).exists():
         return {"local_files_only": True}
-    expect(not is_local(name), what, "a Hub id or an existing local folder", name)
+    if is_local(name):
+        raise UserError(f"{what}: expected a Hub id or an existing local folder, got {name!r}")
     try:
         HfApi().repo_info(name, revision=revision, timeout=HUB_TIMEOUT)
     except Exception as error:  # as of the HTTP library underneath, which differs between versions
@@ -282,9 +283,10 @@ def base_of(folder: Path) -> tuple[str, str | None]:
             f"model.name: expected an adapter, got {str(folder)!r} ({first_line(error)})"
         ) from None
     name = adapter.base_model_name_or_path
-    expect(
-        bool(name), "model.name", "an adapter whose adapter_config.json names its base", str(folder)
-    )
+    if not name:
+        raise UserError(
+            f"model.name: expected an adapter whose adapter_config.json names its base, got {str(folder)!r}"
+        )
     return name, adapter.revision
 
 

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from cory.config import LoraConfig
-from cory.errors import UserError, expect
+from cory.errors import UserError
 from cory.models.load import quiet, tied_targets
 from cory.parallel.distributed import is_main
 from cory.parallel.sharding import is_sharded, whole_weights
@@ -46,7 +46,10 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
             for t in targets
             if not any(n == t or n.endswith(f".{t}") for n, _ in model.named_modules())
         ]
-        expect(not missing, "lora.target_modules", f"modules of the model, among {exist}", missing)
+        if missing:
+            raise UserError(
+                f"lora.target_modules: expected modules of the model, among {exist}, got {missing}"
+            )
     conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
     # Without dropout, PEFT's default, as in TRL's passes.
     config = peft.LoraConfig(

@@ -9,10 +9,10 @@ import torch
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.errors import UserError, expect
+from cory.errors import UserError
 
 # How prompts become a chat (`model.chat_template`).
-ChatTemplate = bool | str | Mapping[str, Any]
+ChatTemplate = bool | Mapping[str, Any]
 
 
 def encode(
@@ -27,9 +27,8 @@ def encode(
     A text begins with the tokenizer's begin token, if it has one, and has no end token behind it,
     as a response continues it.
 
-    A name chooses one of the tokenizer's templates, a mapping sets options of the template. The
-    generation prompt follows the turns. A template that writes the date, as Llama's, writes `date`,
-    such as 2026-11-26; None: today's. Raises a UserError if the tokenizer has no such chat template,
+    A mapping sets options of the template. The generation prompt follows the turns. A template that writes the date, as
+    Llama's, writes `date`, such as 2026-11-26; None: today's. Raises a UserError if the tokenizer has no chat template,
     or the template rejects a prompt's messages.
     """
     if not are_turns(prompts, chat_template):
@@ -37,11 +36,12 @@ def encode(
         rows = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
         return [ids if ids[: len(begin)] == begin else begin + ids for ids in rows]
     template, options = _template(tokenizer, chat_template)
-    words = re.findall(r"\w+", template)
+    words = {*re.findall(r"\w+", template)} - {"messages", "add_generation_prompt"}
     for key in options:  # a template ignores what it does not know
-        is_read = key in words and key not in ("messages", "add_generation_prompt")
-        what = f"options that {tokenizer.name_or_path}'s template reads"
-        expect(is_read, "model.chat_template", what, key)
+        if key not in words:
+            raise UserError(
+                f"model.chat_template: expected options that {tokenizer.name_or_path}'s template reads, got {key!r}"
+            )
     if date is not None:
         template = _with_date(template, date)
 
@@ -96,27 +96,15 @@ def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def _template(
     tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate
 ) -> tuple[str, Mapping[str, Any]]:
-    """The tokenizer's template that a setting chooses, and the options that it sets. A UserError if there is none."""
-    templates = tokenizer.chat_template or {}
-    if isinstance(templates, str):
-        templates = {"default": templates}
-    name = chat_template if isinstance(chat_template, str) else "default"
-    if name in templates:
-        options = chat_template if isinstance(chat_template, Mapping) else {}
-        return templates[name], options
-    model = tokenizer.name_or_path
-    if templates:
-        names = ", ".join(sorted(templates))
-        came = f"{chat_template!r} for {model!r}"
+    """The tokenizer's chat template, and the options that a setting gives it. Raises a UserError if there is none."""
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError:
+        key = "model.chat_template" if chat_template else "model.name"
         raise UserError(
-            f"model.chat_template: expected the name of a template: {names}, got {came}"
-        )
-    if chat_template:
-        raise UserError(
-            f"model.chat_template: expected a tokenizer with a chat template, got {model!r}"
-        )
-    expected = "a tokenizer with a chat template, as the prompts are chat messages"
-    raise UserError(f"model.name: expected {expected}, got {model!r}")
+            f"{key}: expected a tokenizer with a chat template, got {tokenizer.name_or_path!r}"
+        ) from None
+    return template, chat_template if isinstance(chat_template, Mapping) else {}
 
 
 def _with_date(template: str, date: str) -> str:
@@ -266,7 +254,10 @@ def check_lengths(
 ) -> None:
     """Raises a UserError that names the first row with no tokens, or too many for the model's context."""
     for row, length in enumerate(lengths):
-        expect(length > 0, f"prompt in row {row + 1}", "at least one token", prompts[row])
+        if length == 0:
+            raise UserError(
+                f"prompt in row {row + 1}: expected at least one token, got {prompts[row]!r}"
+            )
         if context is not None and length + max_new_tokens > context:
             came = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
             raise UserError(

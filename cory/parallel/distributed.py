@@ -65,25 +65,7 @@ def check(config: Config) -> None:
         raise UserError(
             f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes}, got {mini_batch_size}"
         )
-    share = config.ppo.batch_size // processes
-    per_query = config.chains_per_query * config.branches
-    what = "group_size" if config.branches == 1 else "group_size * branches"
-    if share % per_query:
-        raise UserError(
-            f"ppo.batch_size: expected a multiple of {what} = {per_query} in each of {processes} processes, got {share}"
-        )
-    needs_others = config.cory.credit == "information" and config.cory.num_roles > 1
-    if needs_others and share < 2 * per_query:
-        raise UserError(
-            f"ppo.batch_size: expected two queries in each process with cory.credit: information, 2 * {what} = "
-            f"{2 * per_query}, got {share}"
-        )
-    fewest = config.ppo.gradient_accumulation_steps
-    if config.branches > 1 and share // config.branches < fewest:
-        raise UserError(
-            f"branches: expected at most {share // fewest}, so that the pioneer has {fewest} responses in each of "
-            f"{processes} processes, got {config.branches}"
-        )
+    config.check_batch(processes)
     if config.parallel.shard == "full":
         _check_sharding(config, processes)
 

@@ -268,9 +268,7 @@ def filled(folder: Path) -> Iterator[Path]:
 
 def flush(path: Path) -> None:
     """Waits until a file, or a folder's list of files, is on the disk."""
-    if os.name == "nt" and path.is_dir():  # Windows has this for files alone
-        return
-    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

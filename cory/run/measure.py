@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import resource
 import statistics
 import sys
 import time
@@ -10,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import torch
 
 from cory.agent import Agent
@@ -22,11 +22,6 @@ from cory.parallel import distributed
 from cory.rewards import measure_responses
 from cory.roles import query_text
 from cory.run.folder import as_json
-
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     from cory.task import Task
@@ -235,9 +230,6 @@ def peak_memory_mb() -> float:
     gpus = _gpus_in_use()
     if gpus:
         return max(map(torch.cuda.max_memory_allocated, gpus)) / 2**20
-    if resource is None:
-        memory = psutil.Process().memory_info()
-        return getattr(memory, "peak_wset", memory.rss) / 2**20  # bytes; only Windows has the peak
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (2**20 if sys.platform == "darwin" else 2**10)
 

@@ -106,8 +106,12 @@ def run_page(folder: Path, method: str) -> Page:
         page.facts.append(
             f"best agents: those of iteration {summary['best']['iterations']}, in best/"
         )
-    flags = Counter((row["agent"], flag) for row in rows for flag in row.get("flags", []))
-    for (agent, flag), count in flags.items():
+    # Of an agent in several roles of an iteration one.
+    flagged = {
+        (row["agent"], flag, row["iteration"]) for row in rows for flag in row.get("flags", [])
+    }
+    flags = Counter((agent, flag) for agent, flag, _ in flagged)
+    for (agent, flag), count in sorted(flags.items()):
         page.notes.append(f"{agent}: flag {flag} in {counted(count, 'iteration')}")
     if rows:
         from cory.run import plots  # here, as importing matplotlib takes a while

@@ -21,7 +21,7 @@ from conftest import (
 from cory import evaluate
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation.answer import Answerer, Evaluator
+from cory.evaluation.answer import Answerer
 from cory.evaluation.rows import agent_sources, line_up
 from cory.evaluation.table import table_rows
 from cory.models import load
@@ -218,23 +218,6 @@ def test_rows_of_the_same_name_are_refused(
         evaluate([run, "base"], held_out, settings(tmp_path))
     rows = evaluate([run, "./base"], held_out, settings(tmp_path, queries=2)).rows
     assert {"base", "./base"} <= {row["name"] for row in rows}
-
-
-def test_a_run_that_is_trained_on_while_it_is_evaluated_is_named(
-    config, held_out, tmp_path, monkeypatch
-):
-    run = make_run(config, iterations=1)
-    run_evaluator = Evaluator.run
-
-    def and_train_on(evaluator, path):
-        records = run_evaluator(evaluator, path)
-        make_run(config, iterations=2, resume=str(run))
-        return records
-
-    monkeypatch.setattr(Evaluator, "run", and_train_on)
-    with pytest.raises(UserError, match=f"^{run}: "):
-        evaluate([run], held_out, settings(tmp_path, queries=2))
-    assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
 def test_a_reward_that_was_changed_since_training_is_named(finished, held_out, tmp_path, capsys):

@@ -275,14 +275,6 @@ def test_auto_starts_with_as_many_rows_as_the_limit_allows(
     assert learner.pass_size.micro_batch == rows
 
 
-def test_what_memory_has_allowed_is_saved(tokenizer):
-    small, _ = make_learner(tokenizer)
-    small.pass_size.micro_batch = 3
-    resumed, _ = make_learner(tokenizer)
-    resumed.load_state(*small.save_state())
-    assert resumed.pass_size.micro_batch == 3
-
-
 def test_a_ratio_above_the_threshold_drops_the_gradient(tokenizer):
     trainer, _ = make_learner(tokenizer, ratio_threshold=1e-3)
     before = weights(trainer)

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 
 from cory.agent import Agent
 from cory.config import Config, ModelConfig, SamplingConfig
-from cory.errors import UserError
 from cory.evaluation.answer import Answerer
 from cory.models.sample import ends_response
 from cory.models.text import encode, encode_responses, plain_texts, reader, turn_stop
@@ -204,21 +203,6 @@ def test_a_prompt_has_one_begin_token_and_no_end_token(llama, prompt):
     assert ids.count(llama.bos_token_id) == 1 and ids[0] == llama.bos_token_id
     assert llama.eos_token_id not in ids
     assert llama.decode(ids[1:]) == prompt.removeprefix("<s>")
-
-
-def test_one_of_several_chat_templates_is_named(chat_tokenizer):
-    chat_tokenizer.chat_template = {
-        "rag": CHATML,
-        "tool_use": "{{ messages[0].content }}!<|im_end|>",
-    }
-    (ids,) = encode(chat_tokenizer, ["good film"], "tool_use")
-    assert chat_tokenizer.decode(ids) == "good film!<|im_end|>"
-    messages = [{"role": "user", "content": "good film"}]
-    for prompt, setting in (("good film", True), ("good film", "other"), (messages, False)):
-        with pytest.raises(UserError, match=r"model\.chat_template: .*rag, tool_use"):
-            encode(chat_tokenizer, [prompt], setting)
-    chat_tokenizer.chat_template |= {"default": "{{ messages[0].content }}?"}
-    assert chat_tokenizer.decode(encode(chat_tokenizer, ["good film"], True)[0]) == "good film?"
 
 
 def test_a_stop_text_that_only_the_end_of_a_response_spells_ends_nothing():
