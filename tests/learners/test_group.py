@@ -13,7 +13,6 @@ import cory.learners.learner
 from cory.config import Config, PPOConfig, SamplingConfig
 from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
-from cory.learners.losses import group_advantages
 from cory.models.window import share_prompts
 
 LONGEST, GROUP = 12, 4
@@ -54,21 +53,19 @@ def logprobs(model, query, response):
     return all_logprobs(model, query, response).gather(1, response[:, None])[:, 0]
 
 
-def plain_advantages(rewards, algorithm, roles=1):
+def plain_advantages(rewards, algorithm):
     """By loops over groups, as the papers write them."""
     result = []
-    size = len(rewards) // roles
+    mean_of_all = sum(rewards) / len(rewards)
     for start in range(0, len(rewards), GROUP):
         group = rewards[start : start + GROUP]
-        role = rewards[start // size * size : start // size * size + size]
         mean = sum(group) / GROUP
         std = math.sqrt(sum((r - mean) ** 2 for r in group) / (GROUP - 1))
         for i, r in enumerate(group):
             others = [other for j, other in enumerate(group) if j != i]
-            baseline = {"rloo": sum(others) / (GROUP - 1), "reinforce": sum(role) / size}.get(
-                algorithm, mean
-            )
-            result.append((r - baseline) / (std + 1e-4) if algorithm == "grpo" else r - baseline)
+            baselines = {"rloo": sum(others) / (GROUP - 1), "reinforce": mean_of_all}
+            advantage = r - baselines.get(algorithm, mean)
+            result.append(advantage / (std + 1e-4) if algorithm == "grpo" else advantage)
     return result
 
 
@@ -149,17 +146,6 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monk
     assert moved / rate > 1e-2 and (found - expected).abs().max() < 2e-6 * moved
     assert all((layout is not None) == shared for layout in laid_out)
     assert shared or stats.clip_fraction > 0
-
-
-@pytest.mark.parametrize("algorithm", ["grpo", "dr_grpo", "rloo", "reinforce"])
-def test_baselines_are_of_a_role(algorithm):
-    rewards = torch.randn(16, dtype=torch.float64)
-    rewards[8:] += 100  # the other role earns more
-    found = torch.cat([group_advantages(of_role, algorithm, GROUP) for of_role in rewards.split(8)])
-    assert found.tolist() == pytest.approx(
-        plain_advantages(rewards.tolist(), algorithm, roles=2), abs=1e-9
-    )
-    assert found.abs().max() < 20
 
 
 @pytest.mark.parametrize(
