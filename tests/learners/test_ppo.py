@@ -499,3 +499,25 @@ def test_a_ratio_that_overflows_at_padding_is_none():
         vf_coef=0.1,
     )
     assert terms.ratio == 1 and torch.isfinite(terms.vector()).all()
+
+
+@pytest.mark.parametrize(
+    "ratio, advantage, clips", [(1.25, 1.0, False), (1.3, 1.0, True), (0.75, -1.0, True)]
+)
+def test_a_ratio_above_1_has_a_range_of_its_own(ratio, advantage, clips):
+    """As in the group learners' losses, which test_trl_formulas compares with TRL's."""
+    one = torch.ones(1, 1)
+    terms = losses.ppo_losses(
+        logprobs=torch.full((1, 1), ratio).log(),
+        old_logprobs=0 * one,
+        advantages=advantage * one,
+        **dict.fromkeys(("values", "old_values", "returns", "entropies", "mask"), one),
+        weights=torch.ones(1),
+        cliprange=0.2,
+        cliprange_high=0.28,
+        cliprange_value=0.2,
+        vf_coef=0.1,
+    )
+    limit = min(max(ratio, 0.8), 1.28)
+    assert terms.policy_loss.item() == pytest.approx(-advantage * (limit if clips else ratio))
+    assert terms.clip_fraction.item() == clips
