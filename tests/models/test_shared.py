@@ -51,10 +51,13 @@ def shared(model, window):
     )
 
 
-@pytest.mark.parametrize("name", BY_POSITIONS)
 @pytest.mark.parametrize(
-    ("prompts", "rows"),
-    [(prompts_of_groups, 3), (prompts_with_examples, 1), (prompts_with_two_kinds_of_examples, 2)],
+    ("name", "prompts", "rows"),
+    [
+        *((name, prompts_of_groups, 3) for name in BY_POSITIONS),
+        ("gpt2", prompts_with_examples, 1),
+        ("llama", prompts_with_two_kinds_of_examples, 2),
+    ],
 )
 def test_a_response_sees_its_prompt_and_itself(name, prompts, rows):
     """Logits, hidden states and gradients are those of rows with a prompt each."""
