@@ -300,8 +300,6 @@ def test_prompts_longer_than_the_context_are_refused(config, words, longest, mat
         ("{prompt}{response}", "{prompt}{response}"),
         ("{prompt", "{prompt}{response}"),
         ("{prompt.__class__}", "{prompt}{response}"),
-        ("{prompt[0]}", "{prompt}{response}"),
-        ("{}", "{prompt}{response}"),
         ("{prompt!r}", "{prompt}{response}"),
         ("{prompt}", "{prompt}{response:.3}"),
     ],
