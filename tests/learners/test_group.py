@@ -18,20 +18,18 @@ from cory.models.window import share_prompts
 LONGEST, GROUP = 12, 4
 
 
-def make_learner(tokenizer, algorithm, **settings):
-    """A learner in double precision, with a reference that differs from its policy."""
+def make(tokenizer, algorithm, **settings):
+    """A learner in double precision, with a reference that differs from its policy.
+
+    It makes plain gradient steps, in which the gradient shows.
+    """
     policy = WindowPolicy(make_gpt2(tokenizer).double())
     reference = WindowPolicy(make_gpt2(tokenizer, seed=1).double()).requires_grad_(False)
     defaults = {"batch_size": 8, "mini_batch_size": 8, "ppo_epochs": 2, "learning_rate": 0.01}
     ppo = PPOConfig(**defaults | settings)
     sampling = SamplingConfig(max_new_tokens=LONGEST)
     config = Config(device="cpu", algorithm=algorithm, group_size=GROUP, ppo=ppo, sampling=sampling)
-    return GroupLearner(policy, reference, tokenizer, config, torch.device("cpu"))
-
-
-def make(tokenizer, algorithm, **settings):
-    """The same by plain gradient steps, in which the gradient shows."""
-    learner = make_learner(tokenizer, algorithm, **settings)
+    learner = GroupLearner(policy, reference, tokenizer, config, torch.device("cpu"))
     learner.optimizer = torch.optim.SGD(learner.model_params, lr=learner.ppo.learning_rate)
     return learner
 
@@ -189,12 +187,3 @@ def test_the_ratio_that_is_watched_is_the_one_in_the_loss(algorithm, of_response
     )
     mean = (terms.ratio / mask.sum()).item()
     assert mean == pytest.approx(math.exp(5.0 if of_responses else 0.1), rel=1e-4)
-
-
-def test_an_optimizer_is_resumed_to_the_bit(tokenizer):
-    whole, first, second = (make_learner(tokenizer, "rloo") for _ in range(3))
-    for k, learner in ((0, whole), (0, first), (1, whole)):
-        update(learner, *ragged(seed=k), seed=k)
-    second.load_state(*first.save_state())
-    update(second, *ragged(seed=1), seed=1)
-    assert torch.equal(weights(whole), weights(second))
