@@ -33,10 +33,6 @@ def good(completions, **columns):
 async def short(prompts, completions, hint=None):
     await asyncio.sleep(0)
     return [None if "bad" in prompt else -0.01 * len(text) for prompt, text in zip(prompts, completions)]
-
-
-def needs(completions, answer):
-    return [0.0] * len(completions)
 """
 METRICS = """
 from cory import Callback
@@ -101,7 +97,6 @@ def settings(**changes) -> OwnConfig:
         ("task.prompt_column", {"prompt_column": "hint"}),
         ("task.reward", {"reward": []}),
         ("task.reward", {"reward": "rewards.py:god"}),
-        ("reward rewards.py:needs", {"reward": "rewards.py:needs"}),
         ("task.reward", {"reward": ["rewards.py:good"] * 2}),
         ("task.reward_weights", {"reward_weights": [1.0, 2.0]}),
         ("task.reward_weights", {"reward_weights": [float("nan")]}),
@@ -295,7 +290,6 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     resume = ["cory.train", "--resume", "runs/my"]
     run(*resume, "--iterations", "3")
     assert read_rows(here / "runs/my/metrics.jsonl")[-1]["iteration"] == 2
-    refused("output", *resume, "--output", "runs/other")
     refused("config", *train, "--resume", "runs/my")
     (here / "rewards.py").write_text(REWARDS + "\n")
     status, _, error = command(*resume, "--iterations", "4")
