@@ -326,8 +326,7 @@ def test_names_are_those_of_folders():
         )
 
 
-def test_an_evaluation_is_named_by_its_runs():
-    assert evaluation_name(["runs/a", "/elsewhere/b", "gpt2"]) == "evaluation-a-b-gpt2"
+def test_an_evaluation_of_many_runs_has_a_short_name():
     assert len(evaluation_name([f"runs/{number:030d}" for number in range(9)])) <= LONGEST
 
 
