@@ -300,8 +300,6 @@ def test_prompts_longer_than_the_context_are_refused(config, words, longest, mat
         ("{prompt}{response}", "{prompt}{response}"),
         ("{prompt", "{prompt}{response}"),
         ("{prompt.__class__}", "{prompt}{response}"),
-        ("{prompt[0]}", "{prompt}{response}"),
-        ("{}", "{prompt}{response}"),
         ("{prompt!r}", "{prompt}{response}"),
         ("{prompt}", "{prompt}{response:.3}"),
     ],
@@ -313,13 +311,6 @@ def test_bad_templates(pioneer, observer):
 
 
 # Runs
-
-
-def test_runs_without_an_output_get_folders_of_their_own(config, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    config.output, config.iterations = None, 1
-    folders = [str(make_trainer(config).train().folder) for _ in range(2)]
-    assert folders == ["runs/cory", "runs/cory-2"]
 
 
 @pytest.mark.parametrize(

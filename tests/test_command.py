@@ -46,29 +46,20 @@ def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
         ("seed", "--seed many"),
         ("seed", "--seed="),
         ("seed", "--seed"),
-        ("iterations", "--iterations 1.5"),
-        ("iterations", "--iterations true"),
         ("ppo.batch_size", "--ppo.batch_size [8"),
         ("ppo.learning_rate", "--ppo.learning_rate null"),
-        ("ppo.reward_scaling", "--ppo.reward_scaling 3"),
         ("algorithm", "--algorithm gpro"),
         ("agents.0", "--agents [3,{}]"),
         ("agents.0.learning_rate", "--agents=[{learning_rate: fast},{}]"),
-        ("agents.0.model", "--agents=[{model: x},{}]"),
-        ("roles.1.stop", "--roles=[{},{stop: [3]}]"),
         ("sampling.stop.1", "--sampling.stop ['a','']"),
         # out of range
         ("seed", "--seed -1"),
-        ("ppo.batch_size", "--ppo.batch_size 1"),
-        ("ppo.learning_rate", "--ppo.learning_rate .nan"),
-        ("ppo.lam", "--ppo.lam 2"),
         ("cory.weight", "--cory.weight .inf"),
         ("sampling.temperature", "--sampling.temperature 0"),
         ("agents.1.lora.rank", "--agents=[{},{lora: {rank: -1}}]"),
         ("roles.0.name", "--roles=[{name: class},{}]"),
         # no key
         ("ppo.batch_sise", "--ppo.batch_sise 3"),
-        ("learning-rate", "--learning-rate 3"),
         ("seed=3", "seed=3"),
         ("agents.1.modle", "--agents=[{},{modle: {}}]"),
         # contradictions
@@ -106,22 +97,16 @@ def test_a_wrong_command_line_is_refused_by_its_key(key, flags):
         (": batch_size", "batch_size: 3\nppo: {gamma: -1}"),
         (": ppo.learning_rate", "ppo: {learning_rate: .nan}"),
         (": ppo", "ppo: null"),
-        (": task.observer_prompt", "task: {observer_prompt: 3}"),
         (": model.revision", "model: {revision: 1e3}"),
         (": seed", "seed: '3'"),
         (": agents.1.learning_rate", "agents: [{}, {learning_rate: -1}]"),
         (": 1", "1: 2"),
-        (": seed.x", "seed.x: 2"),
         (": ppo.batch_size.x", "ppo: {batch_size.x: 2}"),
         (": sampling.max_new_tokens", "sampling: {max_new_tokens: 2}"),
         # no mapping of keys
         (", line 3", "ppo: {gamma: 0.5}\nseed: 1\nppo:\n  batch_size: 8\n"),
-        (", line 2", "roles:\n- {name: a, prompt: b, name: c}\n"),
-        (", line 1", "? [a, b]\n: 1\n"),
         (", line 2", "ppo: [1\n"),
-        ("", ""),
         ("", "- 1"),
-        ("", "seed: &x [*x]"),
         ("", "seed: !!binary aGk="),
         ("", "[" * 1500),
         ("", "seed: \ud800"),
@@ -255,7 +240,6 @@ def test_printed_settings_are_a_file_of_the_same_settings(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("argv", "block", "values"),
     [
-        (["--task.pioneer_prompt", "Ask: {prompt}"], OwnTaskConfig, {"pioneer_prompt": "Ask: {prompt}"}),
         (["--task.pioneer_prompt=[a, {prompt}]"], OwnTaskConfig, {"pioneer_prompt": "[a, {prompt}]"}),
         (["--task", '{pioneer_prompt: "Ask: {prompt}"}'], OwnTaskConfig, {"pioneer_prompt": "Ask: {prompt}"}),
         (["--task.eval_dataset", "null"], OwnTaskConfig, {"eval_dataset": None}),
@@ -342,8 +326,7 @@ def test_names_are_those_of_folders():
         )
 
 
-def test_an_evaluation_is_named_by_its_runs():
-    assert evaluation_name(["runs/a", "/elsewhere/b", "gpt2"]) == "evaluation-a-b-gpt2"
+def test_an_evaluation_of_many_runs_has_a_short_name():
     assert len(evaluation_name([f"runs/{number:030d}" for number in range(9)])) <= LONGEST
 
 

@@ -24,14 +24,11 @@ def test_roles_follow_algorithm_1():
             order = order[::-1]
 
 
-def test_period_zero_never_exchanges_and_three_agents_take_every_role():
+def test_period_zero_never_exchanges():
     assert {RoleSchedule(2, 0).order(k) for k in range(50)} == {(0, 1)}
-    orders = [RoleSchedule(3, 1).order(k) for k in range(3)]
-    assert all({order[role] for order in orders} == {0, 1, 2} for role in range(3))
-    assert RoleSchedule(1, 5).order(7) == (0,)
 
 
-@pytest.mark.parametrize(("agents", "length"), [(3, 3), (2, 3), (1, 2)])
+@pytest.mark.parametrize(("agents", "length"), [(3, 3), (2, 3), (1, 2), (1, 1)])
 def test_every_agent_is_in_each_role_equally_often(agents, length):
     schedule = RoleSchedule(agents, 2, length)
     periods = 60  # a multiple of all cycles

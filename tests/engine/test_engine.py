@@ -139,11 +139,10 @@ def test_a_killed_engine_ends_the_run_which_continues_with_another(settings, ser
     ("key", "server_has", "changes"),
     [
         ("sampling.engine_url", {}, {"engine_url": "http://127.0.0.1:9"}),
-        ("sampling.engine_url", {}, {"engine_url": "https://127.0.0.1:9"}),
         ("sampling.engine_url", {"key": "secret"}, {}),
         ("sampling.engine_url", {"kept_cache": 9}, {}),
         ("dataset", {"longest": 12}, {}),
-        ("sampling.engine", {"stale": True, "model": "another"}, {}),
+        ("sampling.engine: ", {"stale": True, "model": "another"}, {}),
         ("agents", {}, {"agents": [{"model": {"name": "other"}}, {}]}),
         ("agents", {}, {"agents": [{"lora": {"rank": 4}}, {}]}),
         ("agents", {}, {"agents": [{"model": {"revision": "v1"}}, {}]}),

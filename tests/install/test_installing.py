@@ -1,4 +1,4 @@
-"""What a wheel holds, by pyproject.toml, is all that a run needs; nor does it need Unix."""
+"""What a wheel holds, by pyproject.toml, is all that a run needs."""
 
 import json
 import os
@@ -60,18 +60,6 @@ def site_packages(tmp_path_factory) -> Path:
     return folder
 
 
-def run(site_packages: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """A module's command in an empty folder, with the installed files and without Unix's modules."""
-    variables = {"PYTHONPATH": str(site_packages), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run(
-        [sys.executable, ROOT / "tests/install/windows.py", *arguments],
-        cwd=folder,
-        env=os.environ | variables,
-        capture_output=True,
-        text=True,
-    )
-
-
 EVERYTHING = """
 import importlib, pkgutil, runpy
 import cory, gsm8k_train, imdb_train, study
@@ -86,13 +74,20 @@ runpy.run_module("imdb_train.cory", run_name="__main__", alter_sys=True)
 """
 
 
-def test_an_installed_package_trains_in_an_empty_folder_without_unix(site_packages, tmp_path):
+def test_an_installed_package_trains_in_an_empty_folder(site_packages, tmp_path):
     """Its every module can be imported, and what a command prints into a pipe is lines of text alone."""
     (tmp_path / "everything.py").write_text(EVERYTHING)
     before = {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")}
     # A seed with which no iteration of so few responses is flagged.
     sizes = ["--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--iterations=1", "--seed=1"]
-    done = run(site_packages, tmp_path, "everything", *sizes)
+    variables = {"PYTHONPATH": str(site_packages), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "everything", *sizes],
+        cwd=tmp_path,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert not re.search(r"[\r\x1b]|it/s", done.stdout + done.stderr)
     (folder,) = (tmp_path / "runs").iterdir()

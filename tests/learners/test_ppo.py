@@ -491,3 +491,23 @@ def test_a_ratio_that_overflows_at_padding_is_none():
         vf_coef=0.1,
     )
     assert terms.ratio == 1 and torch.isfinite(terms.vector()).all()
+
+
+@pytest.mark.parametrize(
+    "ratio, advantage, clips", [(1.25, 1.0, False), (1.3, 1.0, True), (0.75, -1.0, True)]
+)
+def test_a_ratio_above_1_has_a_range_of_its_own(tokenizer, ratio, advantage, clips):
+    """As in the group learners' losses, which test_trl_formulas compares with TRL's."""
+    learner, _ = make_learner(tokenizer, cliprange_high=0.28)
+    one = torch.ones(1, 1)
+    rows = SimpleNamespace(
+        old=SimpleNamespace(logprobs=0 * one, values=one),
+        targets=SimpleNamespace(advantages=advantage * one, returns=one),
+        mask=one,
+        weights=one[0],
+    )
+    new = SimpleNamespace(logprobs=torch.full((1, 1), ratio).log(), values=one)
+    terms = learner.loss_terms(new, one, rows, tokens=one.sum(), responses=1)
+    limit = min(max(ratio, 0.8), 1.28)
+    assert terms.policy_loss.item() == pytest.approx(-advantage * (limit if clips else ratio))
+    assert terms.clip_fraction.item() == clips

@@ -40,20 +40,19 @@ def test_a_tied_module_is_refused(target):
         add_adapter(policy, "agent_1", LoraConfig(rank=2, target_modules=["c_attn", target]))
 
 
-@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-def test_a_saved_adapter_on_a_tied_module_is_refused(tmp_path, target):
+def test_a_saved_adapter_on_a_tied_module_is_refused(tmp_path):
     base = AutoModelForCausalLM.from_pretrained(make_llama(tmp_path / "base", tied=True))
-    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", target])
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["q_proj", "lm_head"])
     peft.get_peft_model(base, settings).save_pretrained(tmp_path / "adapter")
-    with pytest.raises(UserError, match=rf"^model\.name: .*{target}"):
+    with pytest.raises(UserError, match=r"^model\.name: .*lm_head"):
         load_policy(ModelConfig(str(tmp_path / "adapter")))
 
 
-@pytest.mark.parametrize("target", ["lm_head", "embed_tokens"])
-def test_an_untied_one_is_saved_as_it_was_trained(tmp_path, target):
+def test_untied_ones_are_saved_as_they_were_trained(tmp_path):
     base = make_llama(tmp_path / "base", tied=False)
     policy, _ = load_policy(ModelConfig(base))
-    policy = add_adapter(policy, "agent_1", LoraConfig(rank=2, target_modules=["q_proj", target]))
+    lora = LoraConfig(rank=2, target_modules=["q_proj", "lm_head", "embed_tokens"])
+    policy = add_adapter(policy, "agent_1", lora)
     for name, weight in policy.named_parameters():
         if "lora_" in name:
             weight.data.normal_(0, 0.3)

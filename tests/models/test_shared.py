@@ -51,10 +51,13 @@ def shared(model, window):
     )
 
 
-@pytest.mark.parametrize("name", BY_POSITIONS)
 @pytest.mark.parametrize(
-    ("prompts", "rows"),
-    [(prompts_of_groups, 3), (prompts_with_examples, 1), (prompts_with_two_kinds_of_examples, 2)],
+    ("name", "prompts", "rows"),
+    [
+        *((name, prompts_of_groups, 3) for name in BY_POSITIONS),
+        ("gpt2", prompts_with_examples, 1),
+        ("llama", prompts_with_two_kinds_of_examples, 2),
+    ],
 )
 def test_a_response_sees_its_prompt_and_itself(name, prompts, rows):
     """Logits, hidden states and gradients are those of rows with a prompt each."""
@@ -87,12 +90,8 @@ def test_a_batch_is_laid_out_only_where_that_is_less_work():
     assert 1 < len(share_prompts(model, many).input_ids) < 16
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [("mistral", {"sliding_window": 8}), ("bloom", {}), ("gemma2", {}), ("gpt2", "eager")],
-)
-def test_models_with_other_masks_or_that_count_padding_are_read_as_before(name, settings):
-    model = tiny(name, **SIZE, **({} if settings == "eager" else settings))
-    if settings == "eager":
-        model.set_attn_implementation("eager")
+def test_models_that_count_padding_or_have_other_masks_are_read_as_before():
+    assert share_prompts(tiny("bloom", **SIZE), batch()) is None
+    model = tiny("gpt2", **SIZE)
+    model.set_attn_implementation("eager")
     assert share_prompts(model, batch()) is None

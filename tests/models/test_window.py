@@ -80,7 +80,6 @@ def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer):  # noqa: F81
     ("name", "changes", "shares"),
     [
         *((name, {}, True) for name in BY_POSITIONS),
-        ("mistral", {"sliding_window": 8}, False),
         ("qwen2", {"use_sliding_window": True, "max_window_layers": 0}, False),
         ("mpt", {}, False),
     ],

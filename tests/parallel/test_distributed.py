@@ -281,7 +281,6 @@ def test_several_processes_share_an_engine(runs, name):
         ),
         (2, {"algorithm": "grpo", "group_size": 8}, "ppo.batch_size"),
         (2, {"branches": 4, "cory": {"credit": "information"}}, "ppo.batch_size"),
-        (1, {"branches": 4, "group_size": 2, "cory": {"credit": "information"}}, "ppo.batch_size"),
         (1, {"precision": "bf16"}, "accelerate"),
     ],
 )

@@ -47,11 +47,6 @@ def test_an_iteration_holds_what_happened(config):
 
     run = make_trainer(config, callbacks=[Watch()]).train()
     assert [iteration.index for iteration in seen] == [0, 1, 2, 3]
-    for iteration in seen:
-        pioneer = iteration.rollouts[0]
-        assert pioneer.prompts == iteration.batch.columns["prompt"]
-        assert all(len(ids) <= iteration.batch.max_new_tokens for ids in pioneer.response_ids)
-        assert {"seconds_generate", "seconds_learn", "seconds_total"} < iteration.timings.keys()
     assert [record for iteration in seen for record in iteration.records] == run.history
     rows = read_rows(run.folder / "metrics.jsonl")
     assert rows == run.history and rows[-1]["mine"] == 3

@@ -5,41 +5,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import sentences
+from conftest import make_trainer
 from test_early_stopping import Interrupt
 
 from cory import Callback
-from cory.agent import make_agents
 from cory.config import CheckpointConfig, GuardsConfig, ModelConfig
 from cory.models.load import load_policy
-from cory.roles import RolePrompts
 from cory.run import callbacks, plots
 from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
-from cory.task import Task
-from cory.trainer import CoryTrainer
-
-
-def letters(prompts, completions):
-    return [text.count("o") / 4 for text in completions]
 
 
 def team(prompts, chains):
     return [len(set(" ".join(chain))) / 8 for chain in chains]
-
-
-TASK = Task.from_prompts(sentences(16), letters, RolePrompts())
-HELD_OUT = Task.from_prompts(sentences(20)[16:], letters, RolePrompts()).dataset
-
-
-def trainer_of(config, callback=None, task=TASK):
-    return CoryTrainer(
-        config,
-        make_agents(config),
-        task,
-        eval_dataset=HELD_OUT,
-        callbacks=[callback] if callback else [],
-    )
 
 
 @pytest.fixture
@@ -56,7 +34,7 @@ def evaluating(config):
 
 
 def test_it_stands_in_the_first_iterations_lines(evaluating):
-    trainer = trainer_of(evaluating)
+    trainer = make_trainer(evaluating)
     untrained = callbacks.evaluate(trainer, trainer.agents, trainer.eval_dataset)[0]
     records = read_rows(trainer.train().folder / "metrics.jsonl")
     assert [record["eval_task_reward_before"] for record in records[:2]] == untrained
@@ -66,7 +44,7 @@ def test_it_stands_in_the_first_iterations_lines(evaluating):
 
 
 def test_the_team_reward_is_measured_too(evaluating):
-    trainer = trainer_of(evaluating, task=replace(TASK, team_reward=team))
+    trainer = make_trainer(evaluating, team_reward=team)
     records = trainer.train().history
     assert records[0]["eval_team_reward_before"] == records[1]["eval_team_reward_before"] > 0
 
@@ -75,10 +53,10 @@ def test_the_team_reward_is_measured_too(evaluating):
 def test_a_resumed_run_equals_an_unbroken_one_and_does_not_measure_again(
     evaluating, iteration, monkeypatch
 ):
-    unbroken = trainer_of(evaluating).train().folder
+    unbroken = make_trainer(evaluating).train().folder
     broken = replace(evaluating, output=f"{evaluating.output}-broken")
     with pytest.raises(Interrupted):
-        trainer_of(broken, Interrupt(iteration)).train()
+        make_trainer(broken, callbacks=[Interrupt(iteration)]).train()
     measured = []
     evaluate = callbacks.evaluate
     monkeypatch.setattr(
@@ -86,7 +64,8 @@ def test_a_resumed_run_equals_an_unbroken_one_and_does_not_measure_again(
         "evaluate",
         lambda trainer, *rest: measured.append(trainer.state.iteration) or evaluate(trainer, *rest),
     )
-    resumed = trainer_of(replace(broken, resume=broken.output), Callback()).train().folder
+    again = replace(broken, resume=broken.output)
+    resumed = make_trainer(again, callbacks=[Callback()]).train().folder
     assert measured == [k for k in (2, 4) if k > iteration]
     assert (resumed / "metrics.jsonl").read_bytes() == (unbroken / "metrics.jsonl").read_bytes()
 
@@ -100,7 +79,7 @@ def test_a_run_that_never_gets_better_keeps_the_untrained_agents(evaluating, mon
         lambda trainer, chain, rows: ([planned[trainer.state.iteration // 2]] * 2, None),
     )
     config = replace(evaluating, guards=GuardsConfig(patience=1))
-    trainer = trainer_of(config)
+    trainer = make_trainer(config)
     untrained = [p.detach().clone() for p in trainer.agents[0].policy.parameters()]
     run = trainer.train().folder
     summary = json.loads((run / "summary.json").read_text())

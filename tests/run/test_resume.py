@@ -279,11 +279,9 @@ def remove_all(checkpoint: Path) -> None:
 FOLDERS = {
     "truncated weights": (lambda path: os.truncate(path / WEIGHTS, 100), {}, "iter-000004"),
     "no weights": (lambda path: (path / WEIGHTS).unlink(), {}, "iter-000004"),
-    "pickled weights": (lambda path: (path / WEIGHTS).write_bytes(b"\x80\x04."), {}, "iter-000004"),
     "no json": (lambda path: (path / STATE).write_text("{"), {}, "iter-000004"),
     "no state": (lambda path: (path / STATE).write_text("{}"), {}, "iter-000004"),
     "no numbers": (change_state(agents={}), {}, "iter-000004"),
-    "negative length": (change_state(lengths={"metrics.jsonl": -1}), {}, "iter-000004"),
     "lost metrics": (
         lambda path: os.truncate(path.parents[1] / "metrics.jsonl", 10),
         {},
@@ -293,9 +291,6 @@ FOLDERS = {
     "two processes": (change_state(processes=2), {}, "processes"),
     "fewer iterations": (None, {"iterations": 2}, "^iterations: "),
     "seed": (None, {"seed": 3}, "seed"),
-    "precision": (None, {"precision": "bf16"}, "precision"),
-    "one agent": (None, {"cory": CoryConfig(num_agents=1)}, r"cory\.num_agents"),
-    "held-out queries": (None, {"eval_every": 2}, "eval_every"),
     "LoRA": (None, {"lora": LoraConfig(rank=2)}, r"lora\.rank"),
     "reward": (None, {"reward": other_reward}, r"fingerprint\.reward"),
     "reward's file": (other_file, {}, r"fingerprint\.reward_sha256"),

@@ -60,9 +60,7 @@ def test_a_callback_and_a_reward_of_one_file_share_its_globals(here):
     ("code", "place"),
     [
         ("def good(:\n", "line 1"),
-        ("import os\n\nimport nowhere\n", "line 3"),
         ("\n\ndef f():\n    return 1 / 0\n\nf()\n", "line 4"),
-        ("from . import nowhere\n", "line 1"),
         ("good = 1\n", "'good'"),
     ],
 )
@@ -72,7 +70,7 @@ def test_a_file_that_fails_is_named_with_its_line(here, code, place):
         load("task.reward", "bad.py:good")
 
 
-@pytest.mark.parametrize("name", ["", "rewards.py", ":good", "none.py:good", "rewards:good"])
+@pytest.mark.parametrize("name", ["rewards.py", "none.py:good", "rewards:good"])
 def test_a_name_of_no_file_is_refused(here, name):
     (here / "rewards.py").write_text(VALUE.format(1))
     with pytest.raises(UserError, match=r"^task\.reward: "):

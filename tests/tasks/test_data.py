@@ -1,6 +1,5 @@
 """Data sets are read as they are written, and a broken one names its file and line."""
 
-import csv
 import gzip
 import json
 
@@ -50,10 +49,8 @@ def test_cells_of_csv_are_texts(tmp_path, name):
         ("a.csv", "text,other\na,b\na\n", "a.csv, line 3"),
         ("a.csv", "text,other\na,b\na,b,c\n", "a.csv, line 3"),
         ("a.csv", 'text\n"a"b\n', "a.csv, line 2"),
-        ("a.csv", "text\n" + "x" * (csv.field_size_limit() + 1) + "\n", "a.csv, line 2"),
         ("a.parquet", "no parquet", "a.parquet"),
         ("a.jsonl.gz", '{"text": "x"}\n', "a.jsonl.gz"),
-        ("a.jsonl", "", "a.jsonl"),
         ("a.csv", "text\n", "a.csv"),
         ("a.txt", "text", "a.txt"),
     ],

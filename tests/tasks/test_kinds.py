@@ -24,11 +24,8 @@ def test_a_task_has_the_name_of_its_kind(monkeypatch):
     assert task.kind == task.fingerprint()["task"] == "haiku"
 
 
-@pytest.mark.parametrize(
-    "name", ["antigravity", "antigravity:fly_away", "os.path", "../imdb", "IMDB"]
-)
-def test_a_name_in_a_run_is_looked_up_and_never_imported(name, tmp_path):
-    write(tmp_path, fingerprint={"task": name})
+def test_a_name_in_a_run_is_looked_up_and_never_imported(tmp_path):
+    write(tmp_path, fingerprint={"task": "antigravity"})
     with pytest.raises(UserError, match="gsm8k, imdb, own"):
         run_config(tmp_path)
     assert "antigravity" not in sys.modules

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import re
 import sys
 
 import datasets
@@ -73,10 +74,7 @@ def test_what_is_no_finite_number_for_each_response_is_refused(result, row):
     "result",
     [
         torch.ones(4),
-        np.ones(4),
         np.ones((4, 1)),
-        [torch.tensor(1)] * 4,
-        [np.float32(1)] * 4,
         [True] * 4,
         (1.0 for _ in range(4)),
     ],
@@ -176,10 +174,10 @@ def test_missing_columns_are_found_before_training():
             Task(**({"dataset": rows, "reward": len, "prompts": PROMPTS} | arguments))
 
 
-@pytest.mark.parametrize("column", ["prompts", "completions", "role", "chains", "rewards"])
-def test_a_column_that_a_function_would_get_twice_is_refused(column):
-    rows = datasets.Dataset.from_dict({"prompt": ["a"], column: ["x"]})
-    with pytest.raises(UserError, match=f"^dataset: .*'{column}'"):
+def test_columns_that_a_function_would_get_twice_are_refused():
+    names = ["prompts", "completions", "completion_ids", "chains", "role", "rewards"]
+    rows = datasets.Dataset.from_dict({name: ["x"] for name in ["prompt", *names]})
+    with pytest.raises(UserError, match=f"^dataset: .*{re.escape(str(names))}"):
         Task(rows, len, PROMPTS)
 
 

@@ -1,7 +1,5 @@
 """Reward functions as TRL's documentation has them, written anew: they run here unchanged."""
 
-import re
-
 import datasets
 import pytest
 
@@ -9,7 +7,7 @@ from cory import evaluate
 from cory.agent import make_agents
 from cory.config import EvaluationConfig
 from cory.errors import UserError
-from cory.rewards import Reward, score_by_function
+from cory.rewards import Reward
 from cory.roles import RolePrompts
 from cory.run.folder import read_rows
 from cory.task import Task
@@ -23,12 +21,6 @@ ROWS = datasets.Dataset.from_list(
     ]
     * 4
 )
-
-
-def think_format_reward(completions, **kwargs):
-    """1 for messages whose text is reasoning between tags, then an answer."""
-    pattern = re.compile(r"<think>(?!.*<think>).*?</think>.*", re.DOTALL)
-    return [float(bool(pattern.fullmatch(message[0]["content"]))) for message in completions]
 
 
 def accuracy_reward(completions, solution, log_extra=None, **kwargs):
@@ -87,14 +79,6 @@ def test_an_evaluation_rewards_tokens(policy_folder, tmp_path):
     evaluate([policy_folder], Task(ROWS, [length], PROMPTS), settings)
     records = read_rows(tmp_path / "evaluation" / "responses.jsonl")
     assert all(record["rewards"] == record["tokens"] for record in records)
-
-
-def test_a_format_reward_reads_messages():
-    chat = datasets.Dataset.from_list([{"prompt": [{"role": "user", "content": "2 + 2?"}]}])
-    task = Task(chat, [think_format_reward, Reward(think_format_reward, 2.0, "again")], PROMPTS)
-    texts = ["<think>\nThey are four.\n</think>\n4", "4"]
-    scores = score_by_function(task.reward, chat["prompt"][:] * 2, texts, {})
-    assert scores.total.tolist() == [3.0, 0.0]
 
 
 def test_what_is_not_passed_is_refused_by_name():

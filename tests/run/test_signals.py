@@ -1,7 +1,6 @@
-"""Processes that are killed: by SIGKILL at random moments, and by signals."""
+"""Processes that get signals. benchmarks/kills.py kills them by SIGKILL at random moments."""
 
 import fcntl
-import json
 import os
 import pty
 import re
@@ -14,64 +13,14 @@ import sys
 import termios
 import threading
 import time
-from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
-import torch
-from conftest import ROOT, make_trainer
-from test_resume import interrupt, same
+from conftest import ROOT
+from test_resume import interrupt
 
-from cory.config import CheckpointConfig
 from cory.run.signals import Signals
 
-HERE = Path(__file__).resolve().parent
 SCRIPT = str(ROOT / "imdb_train/cory.py")
-KILLER = f"""
-import json, os, random, signal, sys, time
-sys.path[:0] = [{str(ROOT)!r}, {str(HERE)!r}, {str(HERE.parent)!r}]
-from cory.config import Config, from_data
-from conftest import make_trainer
-import cory.agent, cory.trainer, psutil
-
-# One process that imports, then forks the runs: importing takes longer than they do. Each is killed at a random moment
-# of its CPU time, however busy the machine is.
-config = from_data(Config, json.load(open(sys.argv[1])))
-rng = random.Random(0)
-for life in range(6):
-    child = os.fork()
-    if child == 0:
-        sys.stdout = sys.stderr = open(os.devnull, "w")
-        make_trainer(config).train()
-        os._exit(0)
-    if life < 5:
-        process, seconds = psutil.Process(child), 0.1 + 0.3 * rng.random()
-        while sum(process.cpu_times()[:2]) < seconds and process.status() != psutil.STATUS_ZOMBIE:
-            time.sleep(0.01)
-        time.sleep(0.05 * rng.random())
-        os.kill(child, signal.SIGKILL)
-    status = os.waitpid(child, 0)[1]
-    print(len(open(sys.argv[2]).readlines()) if os.path.exists(sys.argv[2]) else 0)
-sys.exit(status)
-"""
-
-
-@pytest.mark.slow
-def test_killed_at_random_moments_it_ends_the_same(config, tmp_path):
-    """SIGKILL five times, a checkpoint being written at some of them."""
-    config = replace(config, iterations=20, checkpoint=CheckpointConfig(save_every=1, keep=3))
-    whole = make_trainer(config).train().folder
-    config = replace(config, output=str(tmp_path / "killed"), resume="auto")
-    (tmp_path / "settings.json").write_text(json.dumps(asdict(config)))
-    files = [str(tmp_path / "settings.json"), f"{config.output}/metrics.jsonl"]
-    # Sums are rounded otherwise by another number of threads.
-    env = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    killer = [sys.executable, "-c", KILLER, *files]
-    done = subprocess.run(killer, check=True, timeout=400, env=env, capture_output=True, text=True)
-    *lines, last = [int(line) for line in done.stdout.split()]
-    assert len(lines) == 5 and last == 2 * config.iterations
-    assert len({n for n in lines if n < last}) > 1, lines  # killed in the middle
-    same(whole, tmp_path / "killed")
 
 
 def test_second_signal_ends_it_at_once(monkeypatch):
