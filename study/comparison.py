@@ -1,13 +1,12 @@
-"""Tables of training: the beginning and the end of runs, differences to the baseline.
+"""Tables of the end of training: means, differences to the baseline.
 
 Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 """
 
 import pandas as pd
 
-from cory.metrics import CURVES
 from study.cells import Rows, column_title, difference_cell, mean_cell
-from study.frame import LAST, METRICS, RUN, Study, natural
+from study.frame import METRICS, RUN, Study, natural
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
@@ -48,21 +47,6 @@ def ends_by_agent(study: Study) -> Rows:
         rows.append(
             row | {column_title(metric): mean_cell(values[metric], metric) for metric in METRICS}
         )
-    return rows
-
-
-def beginnings_and_ends(study: Study) -> Rows:
-    """By run: the means of its first ten iterations and of its last ten, and what ended it before its time."""
-    stopped_by = dict(zip(study.names, study.runs["stopped_by"], strict=True))
-    rows = []
-    for (name, seed), of_run in study.metrics.groupby(RUN, sort=False):
-        iterations = int(of_run["iteration"].max()) + 1
-        first = of_run[of_run["iteration"] < LAST]
-        ends = of_run[of_run["iteration"] >= iterations - LAST]
-        row = {"group": name, "seed": str(seed), "iterations": str(iterations)}
-        for metric in CURVES:
-            row[column_title(metric)] = f"{first[metric].mean():.2f} to {ends[metric].mean():.2f}"
-        rows.append(row | {"ended by": stopped_by[name, int(seed)]})
     return rows
 
 

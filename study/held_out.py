@@ -97,11 +97,11 @@ def _in_the_order_of_training(answers: str) -> bool:
     return agents == natural(agents)
 
 
-def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str] = ()) -> Rows:
+def held_out_by_agent(study: Study, metrics: Sequence[str]) -> Rows:
     """By group and way of answering (`agent_1`, `agent_2 after agent_1`, ...): metrics on held-out queries."""
     rows = []
     all_rows = study.held_out
-    for name in [BASE, *(groups or study.groups)]:
+    for name in [BASE, *study.groups]:
         of_group = all_rows[all_rows["group"] == name]
         for answers, values in of_group.groupby("answers", sort=False):
             row = {

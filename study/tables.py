@@ -11,8 +11,8 @@ A table stands on a page between two comments, of which the first says how it is
 A page with a line such as `<!-- frozen: c0f7e9e -->`, the commit that made it, is left as it is: the code no longer has
 what it measures. Where the folder of an experiment has no rows yet, the table says so.
 
-Each takes a folder under results/, or several with what their rows are called, `REGIME: FOLDER|REGIME: FOLDER`, and then
-has their rows one below the other. `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
+Each takes a folder under results/, or several with what their rows are called, `REGIME: FOLDER|REGIME: FOLDER`, and
+then has their rows one below the other. `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
 `groups` names the groups, `metric` or `metrics` (with commas) what is shown. `primary` has a row in any role and one of
 the first role.
 """
@@ -29,7 +29,6 @@ from cory.run.folder import write_text
 from study import held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
-from study.comparison import beginnings_and_ends
 from study.differences import HELD_OUT, differences
 from study.equal_reward import ANY, at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
@@ -54,23 +53,20 @@ def held_out_table(study: Study, metric: str = "combined_reward", groups: str = 
     return held_out.held_out(study, metric, _listed(groups, "|"))
 
 
-def held_out_by_agent_table(
-    study: Study, metrics: str = "combined_reward", groups: str = "", answers: str = ""
-) -> Rows:
-    """Held out, by group and way of answering; `answers` names some of these ways."""
-    rows = held_out.held_out_by_agent(study, _listed(metrics, ","), _listed(groups, "|"))
-    return _chosen(rows, "answers", answers)
+def held_out_by_agent_table(study: Study, metrics: str, answers: str) -> Rows:
+    """Held out, by group and way of answering, of those that `answers` names."""
+    rows = held_out.held_out_by_agent(study, _listed(metrics, ","))
+    names = _listed(answers, "|")
+    for name in names:
+        if all(row["answers"] != name for row in rows):
+            raise LookupError(f"no answers {name!r} among {[row['answers'] for row in rows]}")
+    return [row for row in rows if row["answers"] in names]
 
 
 def rivals_table(study: Study, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
     """A chain, `GROUP: ANSWERS`, against rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
     named = [held_out.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
     return held_out.against_rivals(study, named[0], named[1:], metric)
-
-
-def runs_table(study: Study, groups: str = "") -> Rows:
-    """The beginning and the end of training, by run."""
-    return _chosen(beginnings_and_ends(study), "group", groups)
 
 
 def primary_table(
@@ -141,7 +137,6 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out_table,
     "held_out_by_agent": held_out_by_agent_table,
     "rivals": rivals_table,
-    "runs": runs_table,
     "primary": primary_table,
     "at_level": at_level_table,
     "frontier": frontier_table,
@@ -162,15 +157,6 @@ def _listed_pairs(text: str) -> list[tuple[str, str]]:
         ours, _, rival = pair.partition(":")
         compared.append((ours.strip(), rival.strip()))
     return compared
-
-
-def _chosen(rows: Rows, column: str, names: str) -> Rows:
-    """The rows with one of these values of a column; all where none is named."""
-    values = _listed(names, "|")
-    for value in values:
-        if all(row[column] != value for row in rows):
-            raise LookupError(f"no {column} {value!r} among {[row[column] for row in rows]}")
-    return [row for row in rows if row[column] in values] if values else rows
 
 
 def _listed(text: str, separator: str) -> list[str]:

@@ -98,7 +98,7 @@ def test_the_tables_of_several_folders_stand_one_below_the_other(here):
         ("held_out credit metric=kll", "kll"),
         ("held_out credit metric='kl", ""),
         ("collapses credit groups='PPO|owned'", "owned"),
-        ("held_out_by_agent credit answers='agent_1 afer itself'", "afer"),
+        ("held_out_by_agent credit metrics=kl answers='agent_1 afer itself'", "afer"),
         ("rivals credit chain='PPO: agent_1' rivals='CORY, causal: agent_3'", "agent_3"),
     ],
 )
