@@ -44,7 +44,10 @@ PAGES = (
     "results/*/README.md",
     "examples/*/README.md",
 )
-TABLE = re.compile(r"^(<!-- table: ([^\n]*?) -->\n)(.*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE)
+START = "<!-- table: "
+TABLE = re.compile(
+    rf"^({START}([^\n]*?) -->\n)((?:(?!{START}).)*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE
+)
 FROZEN = re.compile(r"^<!-- frozen: (\w+) -->$", re.MULTILINE)
 
 
@@ -232,7 +235,14 @@ def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
 
 
 def page_with_tables(text: str) -> str:
-    """A page with each of its tables made again."""
+    """A page with each of its tables made again.
+
+    Raises:
+        UserError: a table cannot be made, or has no end.
+    """
+    for line in TABLE.sub("", text).splitlines():
+        if line.startswith(START):
+            raise UserError(f"expected <!-- end --> below each table, got none below {line}")
     return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[4]}", text)
 
 

@@ -44,6 +44,16 @@ def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
         tables.command_line(["--check"])
 
 
+def test_a_table_without_its_end_is_refused_and_nothing_is_written(here):
+    page = here / "README.md"
+    table = "<!-- table: held_out credit groups=PPO -->\n"
+    for text in (f"{table}Prose.\n", f"{table}Prose.\n\n{table}<!-- end -->\n"):
+        page.write_text(text)
+        with pytest.raises(UserError, match=r"README\.md: .*end.* held_out credit groups=PPO"):
+            tables.command_line([])
+        assert page.read_text() == text
+
+
 def test_a_chain_against_its_rivals(here):
     page = here / "README.md"
     rivals = "PPO: agent_1|base (untrained): base after itself"
