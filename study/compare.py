@@ -41,7 +41,7 @@ from study.tables import frozen_at
 # Data may be drawn from the seed.
 OF_SEED = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
 FOR_PAPER = "for_paper"
-FIGURES = ("curves", "paths", "held_out", "pass_at_k", "over", "frontier")
+FIGURES = ("curves", "paths", "pass_at_k", "frontier")
 INTERVALS = (
     "Values are means over n seeds ± the half-width of their 95 % interval by Student's t, as bands and bars in the "
     "figures are. Differences are to {}, seed by seed. Combined reward: task reward - {} * KL."
@@ -109,7 +109,8 @@ def write_page(
         parts += _held_out(study, out)
     parts += _training(study, out, role)
     if study.over:
-        parts += _over(study, out)
+        parts.append(f"## Over {study.over}\n")
+        parts.append(_figure(out, "frontier", plots.plot_frontier, study))
     write_text(out / "comparison.md", "\n".join(parts))
     return out / "comparison.md"
 
@@ -140,7 +141,6 @@ def _held_out(study: Study, out: Path) -> list[str]:
     rows = held_out.held_out(study, metric)
     heading = f"Held out: {column_title(metric)}"
     parts = _section(out, "held_out", heading, held_out.NOTE, rows)
-    parts.append(_figure(out, "held_out", plots.plot_held_out, study))
     if len(passes(study)) > 1:
         parts.append(_figure(out, "pass_at_k", plots.plot_held_out_passes, study))
     by_agent = held_out.held_out_by_agent(study, metric_columns(study.held_out))
@@ -159,15 +159,6 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
             parts.append(PATHS.format(f"the {whose}") + "\n")
     by_agent = comparison.ends_by_agent(study)
     return parts + _section(out, "end_by_agent", "End of training, by agent", "", by_agent)
-
-
-def _over(study: Study, out: Path) -> list[str]:
-    """The values of the key that was varied, as a frontier."""
-    return [
-        f"## Over {study.over}\n",
-        _figure(out, "over", plots.plot_over, study),
-        _figure(out, "frontier", plots.plot_frontier, study),
-    ]
 
 
 def verdicts(study: Study) -> list[str]:

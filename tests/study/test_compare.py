@@ -162,7 +162,7 @@ def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
     write_study(study, tmp_path / "rows")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "over.png").touch()  # of an earlier page
+    (out / "frontier.png").touch()  # of an earlier page
     command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "CORY"])
     text = (out / "comparison.md").read_text()
     assert "Differences are to CORY" in text and "guards.stop_at_kl" in text

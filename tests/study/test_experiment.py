@@ -174,7 +174,7 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
     held_out = list(csv.DictReader(open(out / "held_out.csv")))
     assert [row["group"] for row in held_out] == ["base (untrained)", first, first, second, second]
     assert len(list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))) == 4 * 3
-    assert "Held out" in (out / "comparison.md").read_text() and (out / "held_out.png").exists()
+    assert "Held out" in (out / "comparison.md").read_text() and (out / "frontier.png").exists()
     assert not list((tmp_path / "runs").rglob("checkpoints"))
     # The first run is named each time, so that the base answers once.
     names = [item.folder.name for item in judged]
