@@ -6,6 +6,8 @@ Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 import pandas as pd
 
 from study.cells import Rows, column_title, difference_cell, mean_cell
+from study.collapse import collapse_times
+from study.equal_reward import of_group
 from study.frame import METRICS, RUN, Study, natural
 
 
@@ -23,9 +25,11 @@ def labels(study: Study) -> dict[tuple[str, str], str]:
 
 
 def ends(study: Study) -> Rows:
-    """By group: metrics at the end of training, mean over agents, the difference to the baseline, and collapses."""
+    """By group: metrics at the end of training, mean over agents, the difference to the baseline, and how many runs
+    collapsed on their way, where their metrics are there.
+    """
     reward = study.by_seed("combined_reward")
-    collapses = study.final.groupby(["group", "seed"])["collapsed"].max()
+    times = collapse_times(study).min(axis=1) if len(study.metrics) else None
     rows = []
     for name in reward:
         row = {"group": name, "n": str(reward[name].count())}
@@ -34,7 +38,10 @@ def ends(study: Study) -> Rows:
         row["difference, combined reward"] = difference_cell(
             reward, name, study.base_of(name), "combined_reward"
         )
-        rows.append(row | {"collapsed": f"{collapses[name].sum()} of {len(collapses[name])}"})
+        if times is not None:
+            of_runs = of_group(times, name)
+            row["collapsed"] = f"{of_runs.notna().sum()} of {len(of_runs)}"
+        rows.append(row)
     return rows
 
 
