@@ -36,7 +36,6 @@ from study.frame import (
 )
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
-from study.tables import frozen_at
 
 # Data may be drawn from the seed.
 OF_SEED = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
@@ -57,14 +56,6 @@ PATHS = (
     "KL where the mean of ten iterations of {} first reaches a task reward; a marker is the end of training. Groups on "
     "one line pay the same KL for a task reward."
 )
-
-
-def check_out(out: Path) -> None:
-    """Raises a UserError if the results in `out` are frozen."""
-    if commit := frozen_at(out / "README.md"):
-        raise UserError(
-            f"--out: expected results that are not frozen, got {str(out)!r}, frozen at {commit}"
-        )
 
 
 def write_page(
@@ -254,7 +245,6 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     out = Path(args.out)
-    check_out(out)
     first = Path(args.runs[0])
     if (first / "runs.csv").is_file():
         study = read_study(first)

@@ -48,7 +48,7 @@ START = "<!-- table: "
 TABLE = re.compile(
     rf"^({START}([^\n]*?) -->\n)((?:(?!{START}).)*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE
 )
-FROZEN = re.compile(r"^<!-- frozen: (\w+) -->$", re.MULTILINE)
+FROZEN = re.compile(r"^<!-- frozen: \w+ -->$", re.MULTILINE)
 
 
 def held_out_table(study: Study, metric: str = "combined_reward", groups: str = "") -> Rows:
@@ -249,13 +249,7 @@ def page_with_tables(text: str) -> str:
 def pages(root: Path = ROOT) -> list[Path]:
     """The pages that may have tables, but for those that are frozen."""
     files = [path for pattern in PAGES for path in sorted(root.glob(pattern))]
-    return [path for path in files if not frozen_at(path)]
-
-
-def frozen_at(page: Path) -> str | None:
-    """The commit that a page is frozen at; None: it is not, or there is no page."""
-    match = FROZEN.search(page.read_text(encoding="utf-8")) if page.is_file() else None
-    return match[1] if match else None
+    return [path for path in files if not FROZEN.search(path.read_text(encoding="utf-8"))]
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

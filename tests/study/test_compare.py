@@ -173,9 +173,6 @@ def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
     assert list(pd.read_csv(paper / "end_of_training.csv")["group"]) == ["PPO", "CORY"]
     with pytest.raises(UserError, match="--baseline"):
         command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "GRPO"])
-    (out / "README.md").write_text("<!-- frozen: c0f7e9e -->\n")
-    with pytest.raises(UserError, match="frozen"):
-        command_line([str(tmp_path / "rows"), "--out", str(out)])
 
 
 def test_runs_are_not_written_over_the_rows_of_an_experiment(tmp_path, capsys):
