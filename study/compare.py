@@ -36,6 +36,7 @@ from study.frame import (
 )
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
+from study.report import named_folders
 
 # Data may be drawn from the seed.
 OF_SEED = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
@@ -247,14 +248,15 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     out = Path(args.out)
     first = Path(args.runs[0])
     if (first / "runs.csv").is_file():
+        if len(args.runs) > 1:
+            raise UserError(f"runs: expected runs, or one folder of results, got {first} and more")
         study = read_study(first)
     else:
         if (out / "runs.csv").is_file() and any(read_study(out).runs["experiment"]):
             raise UserError(
                 f"--out: expected a folder without rows of an experiment, got {args.out!r}"
             )
-        # Beside an experiment's runs lie their logs, which a pattern names, too.
-        study = read_runs([Path(name) for name in args.runs if not Path(name).is_file()])
+        study = read_runs(named_folders(args.runs))
         out.mkdir(parents=True, exist_ok=True)
         write_study(study, out)
     if args.baseline is not None:

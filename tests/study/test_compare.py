@@ -8,6 +8,7 @@ from handmade import compared, make_study
 from written import write_run as make_run
 
 from cory.errors import UserError
+from study import report
 from study.compare import command_line, verdicts
 from study.comparison import ends, ends_by_agent
 from study.frame import HELD_OUT, read_study, with_combined_reward, write_study
@@ -171,8 +172,17 @@ def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
     assert {path.name for path in paper.glob("*.pdf")} == {"curves.pdf", "paths.pdf"}
     assert "\\begin{tabular}" in (paper / "end_of_training.tex").read_text()
     assert list(pd.read_csv(paper / "end_of_training.csv")["group"]) == ["PPO", "CORY"]
+    with pytest.raises(UserError, match="one folder of results"):
+        command_line([str(tmp_path / "rows"), str(tmp_path), "--out", str(out)])
     with pytest.raises(UserError, match="--baseline"):
         command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "GRPO"])
+
+
+@pytest.mark.parametrize("program", [command_line, report.command_line])
+def test_a_pattern_that_names_logs_alone_is_refused(tmp_path, program):
+    (tmp_path / "a-seed0.log").touch()
+    with pytest.raises(UserError, match="expected folders of runs"):
+        program([str(tmp_path / "a-seed0.log"), "--out", str(tmp_path / "out")])
 
 
 def test_runs_are_not_written_over_the_rows_of_an_experiment(tmp_path, capsys):
