@@ -58,6 +58,7 @@ def ends_by_agent(study: Study) -> Rows:
 
 
 def points(study: Study) -> pd.DataFrame:
-    """By run, the end of training: family, value, seed and the metrics, mean over agents."""
-    means = study.final.groupby(RUN, sort=False)[METRICS].mean().reset_index()
+    """By run, the end of training: family, value, seed and the metrics, mean over agents but frozen ones."""
+    final = study.without_frozen(study.final)
+    means = final.groupby(RUN, sort=False)[METRICS].mean().reset_index()
     return means.merge(study.runs[[*RUN, "family", "value"]], on=RUN)

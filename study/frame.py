@@ -175,22 +175,22 @@ class Study:
             base = base[(base["value"] == value) | (base["value"] == "")]
         return str(base["group"].iloc[0]) if len(base) else None
 
-    @property
-    def frozen(self) -> pd.MultiIndex:
-        """Group, seed and name of agents that learn nothing beside one that does: no update measures their KL, which
-        is recorded as 0.
+    def without_frozen(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a frame without those of agents that learn nothing beside one that does: no update measures their
+        KL, which is recorded as 0.
         """
         moves = self.final["kl"] != 0
         one_moves = moves.groupby([self.final[key] for key in RUN]).transform("any")
-        return pd.MultiIndex.from_frame(self.final.loc[~moves & one_moves, [*RUN, "agent"]])
+        agent = [*RUN, "agent"]
+        frozen = pd.MultiIndex.from_frame(self.final.loc[~moves & one_moves, agent])
+        return rows[~pd.MultiIndex.from_frame(rows[agent]).isin(frozen)]
 
     def by_seed(self, metric: str) -> pd.DataFrame:
         """A metric at the end of training, mean over a run's agents: a column per group, a row per seed.
 
         Without agents that are frozen beside others.
         """
-        is_frozen = pd.MultiIndex.from_frame(self.final[[*RUN, "agent"]]).isin(self.frozen)
-        means = self.final[~is_frozen].groupby(["seed", "group"])[metric].mean()
+        means = self.without_frozen(self.final).groupby(["seed", "group"])[metric].mean()
         return means.unstack("group").reindex(
             columns=[name for name in self.groups if name in set(self.final.group)]
         )
