@@ -1,8 +1,6 @@
 """One CORY iteration, timed side by side: ours, two stock TRL trainers, and examples/minimal.py.
 
     python benchmarks/iteration.py --shape gpt2_small                # all shapes: benchmarks/shapes.py
-    python benchmarks/iteration.py --shape gpt2_small --what update  # one agent's PPO update on the observer's prompts
-    python benchmarks/iteration.py --shape small_pair --what memory  # two agents' peak against what is unavoidable
 
 The ways are described in benchmarks/ways.py. All run in turn in one process, and the order of turns rotates; the table
 has medians. Memory is measured in a process of its own for each way. The C library's memory settings are cory's for
@@ -18,7 +16,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -46,18 +43,18 @@ def interleaved(
     return seconds
 
 
-def peak_memory(bench: Bench, name: str, what: str) -> dict[str, float]:
-    """MiB of one iteration (or update) after a first: its peak above the process without models, and above its start.
+def peak_memory(bench: Bench, name: str) -> dict[str, float]:
+    """MiB of one iteration after a first: its peak above the process without models, and above its start.
 
     Call it in a process of its own. On the CPU: resident memory; on a GPU: what torch allocated.
     """
     import torch
 
     gpu = bench.device.type == "cuda"
-    warm_up(bench, name, what)  # libraries are not part of an iteration's memory
+    warm_up(bench, name)  # libraries are not part of an iteration's memory
     gc.collect()
     start = 0.0 if gpu else resident("VmRSS")
-    way = bench.update(name) if what == "update" else bench.way(name)
+    way = bench.way(name)
     way(0)
     gc.collect()
     if gpu:
@@ -71,41 +68,13 @@ def peak_memory(bench: Bench, name: str, what: str) -> dict[str, float]:
     return {"peak": peak - start, "extra": peak - before}
 
 
-def warm_up(bench: Bench, name: str, what: str) -> None:
-    """One iteration (or update) of a minimal shape, which loads every library that a way needs."""
+def warm_up(bench: Bench, name: str) -> None:
+    """One iteration of a minimal shape, which loads every library that a way needs."""
     shape = Shape(layers=1, width=64, vocabulary=64, batch=2, query=(2, 2), observer=2, response=2, reward_layers=1,
                   reward_width=64)  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         small = Bench(shape, Path(folder), bench.device.type, bench.precision)
-        (small.update(name) if what == "update" else small.way(name))(0)
-
-
-def tensor_memory(bench: Bench) -> float:
-    """Peak MiB of tensors in our iteration, after a first one; existing models do not count."""
-    import torch
-
-    def live() -> int:
-        gc.collect()
-        tensors = [x for x in gc.get_objects() if isinstance(x, torch.Tensor)]
-        return sum(
-            {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}.values()
-        )
-
-    warm_up(bench, "ours", "iteration")
-    start = live()
-    way = bench.way("ours")
-    way(0)
-    before = live() - start
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
-        way(1)
-    allocations = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    peak = held = 0
-    for event in sorted(allocations, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return (before + peak) / 2**20
+        small.way(name)(0)
 
 
 def resident(field: str) -> float:
@@ -119,77 +88,14 @@ def resident(field: str) -> float:
     raise OSError(f"/proc/self/status has no {field}")
 
 
-def unavoidable_memory(bench: Bench) -> dict[str, float]:
-    """MiB that two (or more) fully fine-tuned agents with a shared reference cannot do without."""
-    import torch
-
-    from cory.learners.trl_parts import PolicyWithValueHead
-    from cory.models import window
-
-    shape = bench.shape
-    model = PolicyWithValueHead(bench.load()[0])
-    weights = sum(p.nbytes for p in model.parameters()) / 2**20
-    owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    saved: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in owned:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    length = shape.query[1] + shape.observer + shape.response
-    ids = torch.zeros(length, dtype=torch.long, device=bench.device)
-    batch = window.pack([ids] * shape.batch, [ids[: shape.response]] * shape.batch, 0)
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits, values = model.to(bench.device).eval()(*batch[:3], shape.response)
-        loss = logits.log_softmax(-1)[..., 0].sum() + values.sum()
-    activations = sum(saved.values()) / 2**20
-    del loss
-    return {
-        "weights": (shape.agents + 1) * weights,
-        "gradients": weights,
-        "optimizer states": 2 * shape.agents * weights,
-        "activations": activations,
-        "sum": (3 * shape.agents + 2) * weights + activations,
-    }
-
-
-def measured_apart(
-    options: argparse.Namespace, shape: Shape, name: str, what: str
-) -> dict[str, float]:
+def measured_apart(options: argparse.Namespace, shape: Shape, name: str) -> dict[str, float]:
     """`peak_memory` in a process of its own."""
-    command = [
-        sys.executable,
-        str(Path(__file__).with_name("iteration.py")),
-        "--way",
-        name,
-        "--what",
-        what,
-        "--device",
-        options.device,
-    ]
-    command += [
-        "--precision",
-        options.precision,
-        "--sizes",
-        json.dumps({k: v for k, v in asdict(shape).items() if k != "heads"}),
-    ]
+    command = [sys.executable, __file__, "--way", name, "--sizes", json.dumps(asdict(shape))]
+    command += ["--device", options.device, "--precision", options.precision]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def exchange_seconds(trainer: Any, repeats: int = 1000) -> float:
-    """Seconds per role exchange, which puts the chain of agents in its next order."""
-    started = time.perf_counter()
-    for k in range(repeats):
-        [
-            trainer.agents[index]
-            for index in trainer.schedule.order(k * trainer.config.cory.exchange_period)
-        ]
-    return (time.perf_counter() - started) / repeats
 
 
 def table(rows: list[list[str]], header: list[str]) -> str:
@@ -228,24 +134,17 @@ def measure_time(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
     names = options.ways.split(",")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(shape, Path(folder), options.device, options.precision)
-        make = bench.update if options.what == "update" else bench.way
-        ways = {name: make(name) for name in names}
+        ways = {name: bench.way(name) for name in names}
         runs = interleaved(ways, options.repeats)
-    result: dict[str, Any] = {
-        "seconds": {name: medians(run) for name, run in runs.items()},
-        "runs": runs,
-    }
-    if "ours" in names and options.what == "iteration":
-        result["exchange_seconds"] = exchange_seconds(ways["ours"].trainer)  # type: ignore[attr-defined]
-    return result
+    return {"seconds": {name: medians(run) for name, run in runs.items()}, "runs": runs}
 
 
 def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, Any]]:
     """Time and memory of every way, as Markdown and as numbers."""
     names = options.ways.split(",")
     result = measure_time(options, shape)
-    memory = {name: measured_apart(options, shape, name, options.what) for name in names}
-    tokens = shape.batch * shape.response * (1 if options.what == "update" else shape.agents)
+    memory = {name: measured_apart(options, shape, name) for name in names}
+    tokens = shape.batch * shape.response * shape.agents
     rows = []
     for name in names:
         seconds = result["seconds"][name]
@@ -269,8 +168,6 @@ def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, An
         )
     text = table(rows, ["way", *(f"{phase} s" for phase in (*PHASES, "total")), "response tokens/s", "peak MiB",
                         "extra MiB", "time / ours", "time / minimal", "extra / stock"])  # fmt: skip
-    if "exchange_seconds" in result:
-        text += f"\n\nRole exchange: {result['exchange_seconds'] * 1e6:.1f} microseconds."
     return text, {"shape": asdict(shape), "hardware": hardware(), **result, "memory": memory}
 
 
@@ -279,7 +176,6 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--shape", choices=SHAPES, default="small_pair")
-    parser.add_argument("--what", choices=["iteration", "update", "memory"], default="iteration")
     parser.add_argument(
         "--ways", default="ours,minimal,stock,stock_all", help="which, separated by commas"
     )
@@ -294,30 +190,13 @@ def main() -> None:
     if options.way:
         with tempfile.TemporaryDirectory() as folder:
             bench = Bench(shape, Path(folder), options.device, options.precision)
-            if options.way == "unavoidable":
-                print(json.dumps(unavoidable_memory(bench)))
-            elif options.way == "tensors":
-                print(json.dumps({"peak": tensor_memory(bench)}))
-            else:
-                print(json.dumps(peak_memory(bench, options.way, options.what)))
+            print(json.dumps(peak_memory(bench, options.way)))
         return
-    if options.what == "memory":
-        sums = measured_apart(options, shape, "unavoidable", "iteration")
-        peaks = {"tensors": measured_apart(options, shape, "tensors", "iteration")["peak"]}
-        peaks["resident"] = measured_apart(options, shape, "ours", "iteration")["peak"]
-        text = table(
-            [[f"{value:.0f}" for value in (*sums.values(), *peaks.values())]
-             + [f"{peak / sums['sum']:.2f}" for peak in peaks.values()]],
-            [*(f"{key} MiB" for key in sums), *(f"measured {key} MiB" for key in peaks),
-             *(f"{key} / sum" for key in peaks)],
-        )  # fmt: skip
-        numbers: dict[str, Any] = {"unavoidable": sums, "measured": peaks, "shape": asdict(shape)}
-    else:
-        text, numbers = report(options, shape)
-    print(f"{options.what}, {options.shape}, {options.precision}, {hardware()}\n\n{text}")
+    text, numbers = report(options, shape)
+    print(f"{options.shape}, {options.precision}, {hardware()}\n\n{text}")
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
-        name = f"{options.what}_{options.shape}_{options.precision}"
+        name = f"iteration_{options.shape}_{options.precision}"
         (options.out / f"{name}.md").write_text(text + "\n")
         (options.out / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
 

@@ -1,13 +1,8 @@
 """Models and tasks of stated sizes for benchmarks: random weights, one token per word, so that lengths are exact."""
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
 
 
 @dataclass
@@ -29,7 +24,6 @@ class Shape:
     algorithm: str = "ppo"
     group: int = 1  # chains per query
     architecture: str = "gpt2"  # or llama
-    beginning: int = 0  # tokens that stand before every query, as examples do
 
     @property
     def heads(self) -> int:
@@ -40,22 +34,6 @@ class Shape:
 SHAPES = {
     # GPT-2-small; an observer's prompts have 28 to 44 tokens.
     "gpt2_small": Shape(12, 768, 50257, 16, (4, 20), 12, 12, 6, 768),
-    # The same with GRPO, one update of four chains for each of four queries.
-    "gpt2_small_grpo": Shape(
-        12,
-        768,
-        50257,
-        16,
-        (4, 20),
-        12,
-        12,
-        6,
-        768,
-        kl_penalty="kl",
-        epochs=1,
-        algorithm="grpo",
-        group=4,
-    ),
     # One agent on GSM8K's prompts, with 2, 4 and 8 responses to each.
     **{
         f"gsm8k_grpo_{group}": Shape(
@@ -76,10 +54,6 @@ SHAPES = {
         )
         for group in (2, 4, 8)
     },
-    # A pair whose prompts begin with the same examples.
-    "few_shot": Shape(
-        4, 256, 8192, 32, (40, 60), 0, 40, 2, 256, kl_penalty="kl", epochs=1, beginning=200
-    ),
     # The small pair on which the authors' code was timed at 42 s an iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
     # The toy setting of IMDB.
@@ -160,9 +134,7 @@ def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
     return folders
 
 
-def make_config(
-    shape: Shape, policy: str, device: str = "auto", precision: str = "fp32", **ppo: Any
-) -> Any:
+def make_config(shape: Shape, policy: str, device: str, precision: str) -> Any:
     """The run's settings; the response length is fixed."""
     from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 
@@ -179,13 +151,12 @@ def make_config(
             mini_batch_size=shape.batch,
             ppo_epochs=shape.epochs,
             kl_penalty=shape.kl_penalty,  # type: ignore[arg-type]
-            **ppo,
         ),
         sampling=SamplingConfig(shape.response, shape.response),
     )
 
 
-def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) -> Any:
+def make_task(shape: Shape, reward_model: str, device: Any) -> Any:
     """Random queries, scored by the classifier."""
     import numpy as np
 
@@ -195,10 +166,9 @@ def make_task(shape: Shape, reward_model: str, device: Any, rows: int = 4096) ->
 
     rng = np.random.default_rng(0)
     low, high = shape.query
-    examples = [f"w{i}" for i in range(shape.beginning)]
     queries = [
-        " ".join([*examples, *(f"w{i}" for i in rng.integers(0, shape.vocabulary - 2, n))])
-        for n in rng.integers(low, high + 1, max(rows, shape.batch))
+        " ".join(f"w{i}" for i in rng.integers(0, shape.vocabulary - 2, n))
+        for n in rng.integers(low, high + 1, 4096)
     ]
     extra = " ".join(["w1"] * shape.observer)
     reward = Classifier(reward_model, "POSITIVE", 2 * shape.batch, device)

@@ -99,7 +99,7 @@ class Bench:
             seconds["learn"] += timings["seconds_record"]
             return seconds
 
-        iteration.agents, iteration.trainer = agents, trainer  # type: ignore[attr-defined]
+        iteration.agents = agents  # type: ignore[attr-defined]
         return iteration
 
     def stock(self, generate_batch: int) -> Callable[[int], Seconds]:
@@ -164,14 +164,12 @@ class Bench:
                     trainer.step(ids, list(out), total)
             return clock.seconds
 
-        iteration.trainers = trainers  # type: ignore[attr-defined]
         return iteration
 
     def minimal(self) -> Callable[[int], Seconds]:
         """`examples/minimal.py`, whose settings become those of the shape."""
         import torch
 
-        from cory.models.window import pad
         from examples import minimal
 
         shape = self.shape
@@ -216,12 +214,6 @@ class Bench:
                     minimal.ppo_update(agent, reference, rollout, rewards)
             return clock.seconds
 
-        def update(prompt_ids: list[Any], response_ids: list[Any], rewards: Any) -> None:
-            rollout = minimal.Rollout(*pad(prompt_ids, 0, "left"), *pad(response_ids, 0, "right"))
-            with autocast():
-                minimal.ppo_update(agents[-1], reference, rollout, rewards.to(self.device))
-
-        iteration.update = update  # type: ignore[attr-defined]
         return iteration
 
     def prompts(self, role: int, queries: list[str], texts: list[list[str]]) -> list[str]:
@@ -239,50 +231,3 @@ class Bench:
         if name.startswith("stock"):
             return self.stock(4 if name == "stock" else self.shape.batch)
         return {"ours": self.ours, "minimal": self.minimal}[name]()
-
-    def update(self, name: str) -> Callable[[int], Seconds]:
-        """One PPO update of one agent, on prompts of the observer's lengths and random responses."""
-        import numpy as np
-        import torch
-
-        from cory.models.rollout import Rollout
-
-        shape, rng = self.shape, np.random.default_rng(0)
-        context = shape.observer + shape.response
-        lengths = rng.integers(shape.query[0] + context, shape.query[1] + context + 1, shape.batch)
-        asked, answered = (
-            [
-                torch.tensor(rng.integers(0, shape.vocabulary - 2, n), device=self.device)
-                for n in sizes
-            ]
-            for sizes in (lengths, [shape.response] * shape.batch)
-        )
-        scores = torch.randn(shape.batch)
-        way = self.way(name)
-        if name == "minimal":
-
-            def step(prompt_ids: Any, response_ids: Any) -> Any:
-                return way.update(prompt_ids, response_ids, scores)  # type: ignore[attr-defined]
-        elif name == "ours":
-            agent = way.agents[-1]  # type: ignore[attr-defined]
-
-            def step(prompt_ids: Any, response_ids: Any) -> Any:
-                texts = [""] * len(prompt_ids)
-                return agent.learn(
-                    [Rollout(texts, texts, prompt_ids, response_ids)],
-                    [scores],
-                    np.random.default_rng(0),
-                )
-        else:
-            trainer = way.trainers[-1]  # type: ignore[attr-defined]
-
-            def step(prompt_ids: Any, response_ids: Any) -> Any:
-                return trainer.step(prompt_ids, response_ids, list(scores))
-
-        def iteration(k: int) -> Seconds:
-            clock = Clock()
-            with clock("learn"):
-                step(asked, answered)
-            return clock.seconds
-
-        return iteration

@@ -3,10 +3,9 @@
     python -m study.check_results                             # every folder under results/ that keeps its first run
     python -m study.check_results results/NAME                # one of them
 
-`study.experiment` keeps the first run that it makes for a folder: its settings, where it ran, and its first three
-records of metrics.jsonl. On the same kind of processor, with the same libraries and threads, they must come out
-exactly; elsewhere a difference is only said. Folders whose page is frozen are left out, and those of runs with files
-of one machine.
+`study.experiment` keeps the first run that it makes for a folder, if others can repeat it: its settings, where it ran,
+and its first three records of metrics.jsonl. On the same kind of processor, with the same libraries and threads, they
+must come out exactly; elsewhere a difference is only said.
 """
 
 import json
@@ -25,7 +24,6 @@ from cory.run.folder import read_rows, write_text
 from cory.run.settings import flat, read_settings
 from cory.task_kinds import find_kind
 from study.plan import ROOT
-from study.tables import frozen_at
 
 FIRST_RUN = "first_run.json"
 RECORDS = 3
@@ -123,10 +121,6 @@ def difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, A
 def check(folder: Path) -> tuple[bool, str]:
     """Repeats the first run of a folder of results: whether its numbers came out, and what to say of it."""
     kept = json.loads((folder / FIRST_RUN).read_text(encoding="utf-8"))
-    if commit := frozen_at(folder / "README.md"):
-        return True, f"left out, as its page is frozen at {commit}"
-    if kept.get("needs"):
-        return True, f"left out, as it needs files of one machine ({', '.join(kept['needs'])})"
     try:
         changed = difference(kept["records"], repeat(kept, folder / FIRST_RUN))
     except UserError as error:

@@ -30,7 +30,6 @@ from study.estimates import (
     distance_of_agents,
     early_gain,
     end,
-    frontiers_apart,
     gain,
     growth_of_kl,
     kl_accelerates,
@@ -45,6 +44,7 @@ from study.estimates import (
 )
 from study.experiment_file import Experiment, read_experiment
 from study.frame import Study, read_study
+from study.frontier import apart
 from study.intervals import FEWEST, Interval, difference, ratio
 from study.plan import checkout_file, plan
 
@@ -53,9 +53,9 @@ MUCH = 1.5  # ratio from which on something is "much" or "well" above
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
 COMPETITION = "CORY, weight -1"
-IMDB, GSM8K = ("imdb_noise",), ("gsm8k_credit",)
-ABLATIONS, COOPERATION = ("imdb_ablations",), ("imdb_cooperation",)
-RATES, FRONTIERS = ("imdb_learning_rate",), ("imdb_frontier",)
+IMDB, GSM8K = "imdb_noise", "gsm8k_credit"
+ABLATIONS, COOPERATION = "imdb_ablations", "imdb_cooperation"
+RATES, FRONTIERS = "imdb_learning_rate", "imdb_frontier"
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Claim:
 
     Args:
         number: of its experiment. says: in words. measured: what is estimated.
-        holds: the open range in which the estimate's interval must lie. experiments: that it is judged by, one a task.
+        holds: the open range in which the estimate's interval must lie. experiment: that it is judged by.
         estimate: raises Untested where it cannot be had.
     """
 
@@ -72,7 +72,7 @@ class Claim:
     says: str
     measured: str
     holds: tuple[float, float]
-    experiments: tuple[str, ...]
+    experiment: str
     estimate: Estimate
 
 
@@ -82,7 +82,7 @@ CLAIMS = [
     Claim("E1", "PPO's KL is more than twice CORY's", "KL, PPO / CORY", (2, math.inf), IMDB,
           between(PPO, CORY, end("kl"), ratio)),
     Claim("E1", "PPO's KL is more than twice CORY's, each with its published script's settings",
-          "KL, PPO, repetition penalty / CORY, all three and repetition penalty", (2, math.inf), ("imdb_confounders",),
+          "KL, PPO, repetition penalty / CORY, all three and repetition penalty", (2, math.inf), "imdb_confounders",
           between("PPO, repetition penalty", "CORY, all three and repetition penalty", end("kl"), ratio)),
     Claim("E1", "CORY's combined reward rises", "combined reward, last - first 10 iterations", ABOVE, IMDB,
           measured(CORY, rise)),
@@ -109,7 +109,7 @@ CLAIMS = [
           passes(None)),
     Claim("E3", "CORY is above PPO at every k", "pass@k, CORY - PPO, smallest over k", ABOVE, GSM8K, passes(PPO)),
     Claim("E4", "CORY's frontier is ahead of PPO's", "hypervolume, (CORY - PPO) / all", ABOVE, FRONTIERS,
-          frontiers_apart),
+          lambda study: apart(study, CORY, PPO)),
     Claim("E5", "without knowledge transfer the reward is less steady",
           "spread by role around running mean, without / with", MORE, ABLATIONS,
           between(NO_TRANSFER, CORY, unsteadiness, ratio)),
@@ -134,16 +134,16 @@ CLAIMS = [
     Claim("E8", "PPO's texts repeat themselves, CORY's do not",
           "share of runs whose distinct-2 falls below half of the first iteration's, PPO - CORY", ABOVE, IMDB,
           texts_collapse),
-    Claim("E8", "PPO's texts run on to the token limit", "pioneer's length / limit", (0.9, math.inf), GSM8K[:1],
+    Claim("E8", "PPO's texts run on to the token limit", "pioneer's length / limit", (0.9, math.inf), GSM8K,
           measured(PPO, share_of_limit)),
-    Claim("E8", "CORY's texts do not run on", "pioneer's length / limit", (-math.inf, 0.9), GSM8K[:1],
+    Claim("E8", "CORY's texts do not run on", "pioneer's length / limit", (-math.inf, 0.9), GSM8K,
           measured(CORY, share_of_limit)),
 ]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of a claim at one scale of one of its experiments.
+    """What became of a claim at one scale of its experiment.
 
     Args:
         regime: the experiment and the scale.
@@ -164,9 +164,8 @@ class Judgement:
 
 @cache
 def experiment_of(name: str) -> Experiment:
-    """A shipped experiment, by name or path. Raises a UserError if this is no checkout."""
-    file = name if name.endswith(".yaml") else f"configs/experiments/{name}.yaml"
-    return read_experiment(checkout_file(file, "experiment"))
+    """A shipped experiment, by name. Raises a UserError if this is no checkout."""
+    return read_experiment(checkout_file(f"configs/experiments/{name}.yaml", "experiment"))
 
 
 def verdict(interval: Interval, holds: tuple[float, float]) -> str:
@@ -231,26 +230,25 @@ def of_ended_seeds(study: Study, experiment: Experiment, scale: str) -> Study:
 
 
 def judge(results: Path) -> list[Judgement]:
-    """Each claim at each scale of each of its experiments, where there are results of it."""
+    """Each claim at each scale of its experiment, where there are results of it."""
     studies = read_studies(results)
     judged_by: dict[tuple[str, str], Study | Untested] = {}
     judgements = []
     for claim in CLAIMS:
-        for name in claim.experiments:
-            experiment = experiment_of(name)
-            short = experiment.name
-            for scale in experiment.scales:
-                if (short, scale) not in studies:
-                    continue
-                if (short, scale) not in judged_by:
-                    try:
-                        study = of_ended_seeds(studies[short, scale], experiment, scale)
-                        judged_by[short, scale] = study
-                    except Untested as reason:
-                        judged_by[short, scale] = reason
-                planned = len(experiment.scales[scale].seeds)
-                study_or_reason = judged_by[short, scale]
-                judgements.append(_judged(claim, f"{short} at {scale}", study_or_reason, planned))
+        name = claim.experiment
+        experiment = experiment_of(name)
+        for scale in experiment.scales:
+            if (name, scale) not in studies:
+                continue
+            if (name, scale) not in judged_by:
+                try:
+                    study = of_ended_seeds(studies[name, scale], experiment, scale)
+                    judged_by[name, scale] = study
+                except Untested as reason:
+                    judged_by[name, scale] = reason
+            planned = len(experiment.scales[scale].seeds)
+            study_or_reason = judged_by[name, scale]
+            judgements.append(_judged(claim, f"{name} at {scale}", study_or_reason, planned))
     return judgements
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 
 from study.cells import Rows
 from study.equal_reward import of_group, worded
-from study.frame import KL_GUARD, LAST, RUN, Study, with_share
+from study.frame import KL_GUARD, LAST, RUN, Study
 from study.intervals import difference, holm, over_seeds
 
 
@@ -22,7 +22,7 @@ def collapse_times(study: Study) -> pd.DataFrame:
 
     stopped_by = dict(zip(study.names, study.runs["stopped_by"], strict=True))
     times = {}
-    for run, of_run in with_share(study.metrics, study.runs).groupby(RUN, sort=False):
+    for run, of_run in _with_share(study.metrics, study.runs).groupby(RUN, sort=False):
         by_kl, by_texts = [], []
         for _, rows in of_run.groupby("agent"):
             # An agent in several roles has a row for each.
@@ -40,6 +40,17 @@ def collapse_times(study: Study) -> pd.DataFrame:
             "texts": min(by_texts, default=math.nan),
         }
     return pd.DataFrame.from_dict(times, orient="index", columns=["kl", "texts"]).rename_axis(RUN)
+
+
+def _with_share(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """The metrics of some runs, in their order, with their `kl_bound` and, as `share`, distinct-2 over that of the same
+    role in the first iteration; NaN where that is 0, as of answers of one word.
+    """
+    metrics = runs[[*RUN, "kl_bound"]].drop_duplicates(RUN).merge(metrics, on=RUN)
+    of_first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first()
+    metrics = metrics.join(of_first.rename("first"), on=[*RUN, "role"])
+    share = metrics["distinct_2"] / metrics["first"].where(metrics["first"] > 0)
+    return metrics.drop(columns="first").assign(share=share)
 
 
 def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] = ()) -> Rows:

@@ -36,12 +36,12 @@ from study.frame import (
 )
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
-from study.tables import frozen_at
+from study.report import named_folders
 
 # Data may be drawn from the seed.
 OF_SEED = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
 FOR_PAPER = "for_paper"
-FIGURES = ("curves", "paths", "held_out", "pass_at_k", "over", "frontier")
+FIGURES = ("curves", "paths", "pass_at_k", "frontier")
 INTERVALS = (
     "Values are means over n seeds ± the half-width of their 95 % interval by Student's t, as bands and bars in the "
     "figures are. Differences are to {}, seed by seed. Combined reward: task reward - {} * KL."
@@ -49,22 +49,14 @@ INTERVALS = (
 TRAINING = (
     "Means over the last 10 iterations, or all of a shorter run, and over a run's agents, in whatever role they were. "
     "A pair's observers have read a first answer there and a single agent has not, so it is no comparison at "
-    "equal calls. Collapsed: distinct-2 below half of the first iteration's, or KL above guards.kl_bound, over ten "
-    "iterations."
+    "equal calls. Collapsed: on the way, distinct-2 below half of the first iteration's, or KL above guards.kl_bound, "
+    "over ten iterations."
 )
 CURVES = "Running means over up to 10 iterations, {}. A single run has no band, nor have two."
 PATHS = (
     "KL where the mean of ten iterations of {} first reaches a task reward; a marker is the end of training. Groups on "
     "one line pay the same KL for a task reward."
 )
-
-
-def check_out(out: Path) -> None:
-    """Raises a UserError if the results in `out` are frozen."""
-    if commit := frozen_at(out / "README.md"):
-        raise UserError(
-            f"--out: expected results that are not frozen, got {str(out)!r}, frozen at {commit}"
-        )
 
 
 def write_page(
@@ -109,7 +101,8 @@ def write_page(
         parts += _held_out(study, out)
     parts += _training(study, out, role)
     if study.over:
-        parts += _over(study, out)
+        parts.append(f"## Over {study.over}\n")
+        parts.append(_figure(out, "frontier", plots.plot_frontier, study))
     write_text(out / "comparison.md", "\n".join(parts))
     return out / "comparison.md"
 
@@ -140,7 +133,6 @@ def _held_out(study: Study, out: Path) -> list[str]:
     rows = held_out.held_out(study, metric)
     heading = f"Held out: {column_title(metric)}"
     parts = _section(out, "held_out", heading, held_out.NOTE, rows)
-    parts.append(_figure(out, "held_out", plots.plot_held_out, study))
     if len(passes(study)) > 1:
         parts.append(_figure(out, "pass_at_k", plots.plot_held_out_passes, study))
     by_agent = held_out.held_out_by_agent(study, metric_columns(study.held_out))
@@ -159,15 +151,6 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
             parts.append(PATHS.format(f"the {whose}") + "\n")
     by_agent = comparison.ends_by_agent(study)
     return parts + _section(out, "end_by_agent", "End of training, by agent", "", by_agent)
-
-
-def _over(study: Study, out: Path) -> list[str]:
-    """The values of the key that was varied, as a frontier."""
-    return [
-        f"## Over {study.over}\n",
-        _figure(out, "over", plots.plot_over, study),
-        _figure(out, "frontier", plots.plot_frontier, study),
-    ]
 
 
 def verdicts(study: Study) -> list[str]:
@@ -263,17 +246,17 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     out = Path(args.out)
-    check_out(out)
     first = Path(args.runs[0])
     if (first / "runs.csv").is_file():
+        if len(args.runs) > 1:
+            raise UserError(f"runs: expected runs, or one folder of results, got {first} and more")
         study = read_study(first)
     else:
         if (out / "runs.csv").is_file() and any(read_study(out).runs["experiment"]):
             raise UserError(
                 f"--out: expected a folder without rows of an experiment, got {args.out!r}"
             )
-        # Beside an experiment's runs lie their logs, which a pattern names, too.
-        study = read_runs([Path(name) for name in args.runs if not Path(name).is_file()])
+        study = read_runs(named_folders(args.runs))
         out.mkdir(parents=True, exist_ok=True)
         write_study(study, out)
     if args.baseline is not None:

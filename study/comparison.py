@@ -1,13 +1,14 @@
-"""Tables of training: the beginning and the end of runs, differences to the baseline.
+"""Tables of the end of training: means, differences to the baseline.
 
 Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 """
 
 import pandas as pd
 
-from cory.metrics import CURVES
 from study.cells import Rows, column_title, difference_cell, mean_cell
-from study.frame import LAST, METRICS, RUN, Study, natural
+from study.collapse import collapse_times
+from study.equal_reward import of_group
+from study.frame import METRICS, RUN, Study, natural
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
@@ -24,9 +25,11 @@ def labels(study: Study) -> dict[tuple[str, str], str]:
 
 
 def ends(study: Study) -> Rows:
-    """By group: metrics at the end of training, mean over agents, the difference to the baseline, and collapses."""
+    """By group: metrics at the end of training, mean over agents, the difference to the baseline, and how many runs
+    collapsed on their way, where their metrics are there.
+    """
     reward = study.by_seed("combined_reward")
-    collapses = study.final.groupby(["group", "seed"])["collapsed"].max()
+    times = collapse_times(study).min(axis=1) if len(study.metrics) else None
     rows = []
     for name in reward:
         row = {"group": name, "n": str(reward[name].count())}
@@ -35,7 +38,10 @@ def ends(study: Study) -> Rows:
         row["difference, combined reward"] = difference_cell(
             reward, name, study.base_of(name), "combined_reward"
         )
-        rows.append(row | {"collapsed": f"{collapses[name].sum()} of {len(collapses[name])}"})
+        if times is not None:
+            of_runs = of_group(times, name)
+            row["collapsed"] = f"{of_runs.notna().sum()} of {len(of_runs)}"
+        rows.append(row)
     return rows
 
 
@@ -51,22 +57,8 @@ def ends_by_agent(study: Study) -> Rows:
     return rows
 
 
-def beginnings_and_ends(study: Study) -> Rows:
-    """By run: the means of its first ten iterations and of its last ten, and what ended it before its time."""
-    stopped_by = dict(zip(study.names, study.runs["stopped_by"], strict=True))
-    rows = []
-    for (name, seed), of_run in study.metrics.groupby(RUN, sort=False):
-        iterations = int(of_run["iteration"].max()) + 1
-        first = of_run[of_run["iteration"] < LAST]
-        ends = of_run[of_run["iteration"] >= iterations - LAST]
-        row = {"group": name, "seed": str(seed), "iterations": str(iterations)}
-        for metric in CURVES:
-            row[column_title(metric)] = f"{first[metric].mean():.2f} to {ends[metric].mean():.2f}"
-        rows.append(row | {"ended by": stopped_by[name, int(seed)]})
-    return rows
-
-
 def points(study: Study) -> pd.DataFrame:
-    """By run, the end of training: family, value, seed and the metrics, mean over agents."""
-    means = study.final.groupby(RUN, sort=False)[METRICS].mean().reset_index()
+    """By run, the end of training: family, value, seed and the metrics, mean over agents but frozen ones."""
+    final = study.without_frozen(study.final)
+    means = final.groupby(RUN, sort=False)[METRICS].mean().reset_index()
     return means.merge(study.runs[[*RUN, "family", "value"]], on=RUN)

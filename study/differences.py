@@ -17,6 +17,8 @@ HELD_OUT = "held out: "  # before the name of a metric of the evaluation
 def differences(study: Study, metrics: Sequence[str], calls: int = 1) -> Rows:
     """By metric and group: both means, and the group minus the baseline; all that stand here are corrected for.
 
+    Where two seeds or more are in both, these alone count.
+
     Args:
         metrics: of the end of training, or with `held out: ` before it of the evaluation.
         calls: of the evaluation.
@@ -28,6 +30,9 @@ def differences(study: Study, metrics: Sequence[str], calls: int = 1) -> Rows:
             base = study.base_of(name)
             if base is not None and base != name:
                 ours, theirs = by_seed[name].dropna(), by_seed[base].dropna()
+                seeds = ours.index.intersection(theirs.index)
+                if len(seeds) > 1:
+                    ours, theirs = ours[seeds], theirs[seeds]
                 row = {
                     "metric": _title(metric),
                     "group": name,

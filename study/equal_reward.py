@@ -221,12 +221,12 @@ def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame
 def _of_role(study: Study, role: str) -> pd.DataFrame:
     """The metrics of a role as those of one agent, or in any role: a row for each run, agent and iteration.
 
-    Of an agent in several roles of an iteration, means over these.
+    Of an agent in several roles of an iteration, means over these. In any role, without agents that are frozen beside
+    others.
     """
-    if role != ANY:
-        study = study.of_role(role)
+    metrics = study.without_frozen(study.metrics) if role == ANY else study.of_role(role).metrics
     columns = ["task_reward", "kl", "response_tokens"]
-    return study.metrics.groupby([*RUN, "agent", "iteration"])[columns].mean().reset_index()
+    return metrics.groupby([*RUN, "agent", "iteration"])[columns].mean().reset_index()
 
 
 def _values_by_run(

@@ -12,7 +12,6 @@ import pandas as pd
 
 from study.collapse import collapse_times
 from study.frame import LAST, LIMIT, RUN, Study
-from study.frontier import apart
 from study.intervals import Interval, difference, over_seeds
 
 PPO, CORY = "PPO", "CORY"
@@ -218,11 +217,6 @@ def kl_accelerates(study: Study) -> Interval:
         by_seed(study, PPO, half, smallest) for half in (second_half_of_kl, first_half_of_kl)
     )
     return over_seeds(_over(second, first))
-
-
-def frontiers_apart(study: Study) -> Interval:
-    """CORY's hypervolume minus PPO's, over that of all points, of each seed's runs."""
-    return apart(study, CORY, PPO)
 
 
 def passes(rival: str | None) -> Estimate:

@@ -26,7 +26,7 @@ from cory.errors import UserError, counted
 from cory.identity import is_local
 from cory.run.folder import locked
 from study import check_results, engines
-from study.compare import check_out, verdicts, write_page
+from study.compare import verdicts, write_page
 from study.experiment_file import read_experiment
 from study.plan import ROOT, Planned, is_single, plan
 from study.results import Results
@@ -47,7 +47,6 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     of_scale = experiment.scales[scale]
     home = runs / scale / experiment.name
     out = Path(args.out) if args.out else home / "comparison"
-    check_out(out)
 
     threads = _threads(args)
     evaluation = None

@@ -17,7 +17,8 @@ class Runs(Settings):
 
     Args:
         script: What trains: imdb_train/cory.py, ..., or cory.train for a task of your own.
-        from_: `from` in the file: an experiment that has a group of this name, whose rows are taken.
+        from_: `from` in the file: an experiment that has a group of this name, whose rows are taken. Its file lies
+            beside.
         flags: Keys that are changed in the configuration. `{seed}` in a text stands for the run's seed,
             `{runs}` for the folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent
             of a group before.
@@ -106,4 +107,8 @@ def read_experiment(path: Path) -> Experiment:
                 raise UserError(
                     f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale!r}"
                 )
+        if runs.from_ is not None and not path.with_name(f"{runs.from_}.yaml").is_file():
+            raise UserError(
+                f"{path}: {label}.from: expected an experiment beside this file, got {runs.from_!r}"
+            )
     return experiment

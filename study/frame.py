@@ -175,22 +175,22 @@ class Study:
             base = base[(base["value"] == value) | (base["value"] == "")]
         return str(base["group"].iloc[0]) if len(base) else None
 
-    @property
-    def frozen(self) -> pd.MultiIndex:
-        """Group, seed and name of agents that learn nothing beside one that does: no update measures their KL, which
-        is recorded as 0.
+    def without_frozen(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows of a frame without those of agents that learn nothing beside one that does: no update measures their
+        KL, which is recorded as 0.
         """
         moves = self.final["kl"] != 0
         one_moves = moves.groupby([self.final[key] for key in RUN]).transform("any")
-        return pd.MultiIndex.from_frame(self.final.loc[~moves & one_moves, [*RUN, "agent"]])
+        agent = [*RUN, "agent"]
+        frozen = pd.MultiIndex.from_frame(self.final.loc[~moves & one_moves, agent])
+        return rows[~pd.MultiIndex.from_frame(rows[agent]).isin(frozen)]
 
     def by_seed(self, metric: str) -> pd.DataFrame:
         """A metric at the end of training, mean over a run's agents: a column per group, a row per seed.
 
         Without agents that are frozen beside others.
         """
-        is_frozen = pd.MultiIndex.from_frame(self.final[[*RUN, "agent"]]).isin(self.frozen)
-        means = self.final[~is_frozen].groupby(["seed", "group"])[metric].mean()
+        means = self.without_frozen(self.final).groupby(["seed", "group"])[metric].mean()
         return means.unstack("group").reindex(
             columns=[name for name in self.groups if name in set(self.final.group)]
         )
@@ -252,7 +252,7 @@ def assemble(
     """The study of some frames, with the combined reward; `final` is computed from the metrics where it is None."""
     runs = runs.astype(NUMBERS)
     if final is None:
-        final = final_values(metrics, runs)
+        final = final_values(metrics)
     if held_out is None:
         held_out = pd.DataFrame(columns=HELD_OUT)
     frames = [frame.astype({"seed": "Int64"}) for frame in (metrics, final, held_out)]
@@ -296,43 +296,17 @@ def names_eta(study: Study) -> bool:
     return bool(study.runs["evaluation"].str.contains("--kl_coef", regex=False).any())
 
 
-def last(metrics: pd.DataFrame, iterations: int = LAST) -> pd.DataFrame:
-    """The rows of each agent's last iterations in which it had a role."""
+def last(metrics: pd.DataFrame) -> pd.DataFrame:
+    """The rows of each agent's last 10 iterations in which it had a role."""
     newest_first = metrics.groupby([*RUN, "agent"])["iteration"].rank("dense", ascending=False)
-    return metrics[newest_first <= iterations]
+    return metrics[newest_first <= LAST]
 
 
-def final_values(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """By run and agent, the means over its last 10 iterations, and whether it collapsed.
-
-    By the rule of `cory.metrics.collapsed`; in a run that the guard of the KL has ended, so has one whose KL is above
-    the bound in the last iteration. Of an agent in several roles, means over these.
-    """
-    from cory.metrics import collapsed  # here, as it imports torch
-
-    ends = last(with_share(metrics, runs))
-    stored = [*STORED, *(key for key in OPTIONAL if key in ends)]
-    by_agent = ends.groupby([*RUN, "agent"], sort=False)
-    final = by_agent[[*stored, "share", "kl_bound"]].mean().reset_index()
-    ended = zip(final["share"], final["kl"], final["kl_bound"], strict=True)
-    final["collapsed"] = [collapsed(*values) for values in ended]
-    of_end = last(ends, 1).groupby([*RUN, "agent"])["kl"].mean()
-    agents = pd.MultiIndex.from_frame(final[[*RUN, "agent"]])
-    ends_above = of_end.reindex(agents).to_numpy() > final["kl_bound"].to_numpy()
-    stopped = pd.MultiIndex.from_frame(runs.loc[runs["stopped_by"] == KL_GUARD, RUN])
-    final["collapsed"] |= ends_above & pd.MultiIndex.from_frame(final[RUN]).isin(stopped)
-    return final.drop(columns=["share", "kl_bound"])
-
-
-def with_share(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """The metrics of some runs, in their order, with their `kl_bound` and, as `share`, distinct-2 over that of the same
-    role in the first iteration; NaN where that is 0, as of answers of one word.
-    """
-    metrics = runs[[*RUN, "kl_bound"]].drop_duplicates(RUN).merge(metrics, on=RUN)
-    of_first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first()
-    metrics = metrics.join(of_first.rename("first"), on=[*RUN, "role"])
-    share = metrics["distinct_2"] / metrics["first"].where(metrics["first"] > 0)
-    return metrics.drop(columns="first").assign(share=share)
+def final_values(metrics: pd.DataFrame) -> pd.DataFrame:
+    """By run and agent, the means over its last 10 iterations; of an agent in several roles, over these, too."""
+    stored = [*STORED, *(key for key in OPTIONAL if key in metrics)]
+    by_agent = last(metrics).groupby([*RUN, "agent"], sort=False)
+    return by_agent[stored].mean().reset_index()
 
 
 def write_study(study: Study, folder: Path) -> None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pandas as pd
 
 from study.cells import OWN_KL_REWARD, Rows, column_title, difference_cell, is_share, mean_cell
-from study.frame import BASE, RUN, TEAM, Study, natural
+from study.frame import BASE, TEAM, Study, natural
 from study.intervals import difference
 
 CALLS = {1: "one call", 2: "two calls"}
@@ -76,7 +76,7 @@ def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
     rows = study.held_out
     rows = rows[rows["calls"] == calls]
     if calls == 1:
-        rows = rows[~pd.MultiIndex.from_frame(rows[[*RUN, "agent"]]).isin(study.frozen)]
+        rows = study.without_frozen(rows)
     fixed = study.runs.loc[study.runs["fixed_roles"], "group"].unique()
     swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training).astype(
         bool
@@ -97,11 +97,11 @@ def _in_the_order_of_training(answers: str) -> bool:
     return agents == natural(agents)
 
 
-def held_out_by_agent(study: Study, metrics: Sequence[str], groups: Sequence[str] = ()) -> Rows:
+def held_out_by_agent(study: Study, metrics: Sequence[str]) -> Rows:
     """By group and way of answering (`agent_1`, `agent_2 after agent_1`, ...): metrics on held-out queries."""
     rows = []
     all_rows = study.held_out
-    for name in [BASE, *(groups or study.groups)]:
+    for name in [BASE, *study.groups]:
         of_group = all_rows[all_rows["group"] == name]
         for answers, values in of_group.groupby("answers", sort=False):
             row = {

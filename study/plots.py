@@ -5,7 +5,7 @@ page (`palette`).
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from cory.evaluation.plots import (
     PANELS,
     UNTRAINED,
     colours_by_agents,
-    plot_bars,
     plot_pass_at_k,
 )
 from cory.metrics import CURVES, TITLES
@@ -37,7 +36,6 @@ SINGLE = {"ls": "--", "marker": "D"}
 SEVERAL = {"ls": "-", "marker": "o"}
 GREY = {"color": "0.7", "zorder": 1}
 EQUAL_GROUPS = "frac_reward_zero_std"
-HELD_OUT = ("task_reward", "team_reward", "chain_kl", "combined_reward", "distinct_2")
 
 
 def palette(study: Study) -> dict[str, Any]:
@@ -243,23 +241,15 @@ def _style(study: Study, name: str) -> dict[str, Any]:
     return SINGLE if of_group["agent"].nunique() == 1 else SEVERAL
 
 
-def plot_held_out(study: Study, path: Path) -> None:
-    """Metrics on held-out queries by group, in one call and in two: means over seeds with their 95 % intervals."""
-    metrics = {key: TITLES[key] for key in HELD_OUT if key in study.held_out}
-    ks = passes(study)
-    metrics |= {f"pass@{k}": f"pass@{k}" for k in ks[:1] + ks[1:][-1:]}
-    rows = _held_out_rows(study, metrics)
-    plot_bars(rows, metrics, path, _colours_of_groups(study, rows), "seeds")
-
-
 def plot_held_out_passes(study: Study, path: Path) -> None:
     """pass@k on held-out queries by group, in one call and in two (`plot_pass_at_k`)."""
     ks = passes(study)
     rows = _held_out_rows(study, [f"pass@{k}" for k in ks])
-    plot_pass_at_k(rows, ks, path, _colours_of_groups(study, rows), "seeds")
+    colour_of = palette(study)
+    plot_pass_at_k(rows, ks, path, [colour_of[row["group"]] for row in rows], "seeds")
 
 
-def _held_out_rows(study: Study, metrics: Iterable[str]) -> list[dict[str, Any]]:
+def _held_out_rows(study: Study, metrics: Sequence[str]) -> list[dict[str, Any]]:
     """By `group` and number of calls: each metric, mean over seeds, and the half-width of its interval, `METRIC_ci`."""
     rows = []
     for name in [BASE, *study.groups]:
@@ -273,49 +263,6 @@ def _held_out_rows(study: Study, metrics: Iterable[str]) -> list[dict[str, Any]]
             if len(row) > 2:
                 rows.append(row)
     return rows
-
-
-def _colours_of_groups(study: Study, rows: Sequence[Mapping[str, Any]]) -> list[Any]:
-    colour_of = palette(study)
-    return [colour_of[row["group"]] for row in rows]
-
-
-def plot_over(study: Study, path: Path) -> None:
-    """The final metrics over the values of a key, a line for each family, with 95 % intervals over seeds.
-
-    A family that the key does not concern (no value) is a level line.
-    """
-    runs = points(study)
-    values = [value for value in runs["value"].unique() if value]
-    numbers = pd.to_numeric(pd.Series(values), errors="coerce")
-    numeric = bool(numbers.notna().all())
-    x_of = dict(zip(values, numbers if numeric else range(len(values)), strict=True))
-    colour_of = palette_of_families(study)
-    figure, axes = plt.subplots(1, len(CURVES), figsize=(13, 3.6), layout="constrained")
-    for axis, metric in zip(axes, CURVES, strict=True):
-        for family, colour in colour_of.items():
-            of_family = (
-                runs[runs["family"] == family].groupby("value", sort=False)[metric].agg(over_seeds)
-            )
-            if "" in of_family:
-                axis.axhline(of_family[""].value, color=colour, ls="--", lw=1.2, label=family)
-            line = sorted((x_of[value], interval) for value, interval in of_family.items() if value)
-            if line:
-                x = [x for x, _ in line]
-                y = [interval.value for _, interval in line]
-                bars = [interval.high - interval.value for _, interval in line]
-                axis.errorbar(
-                    x, y, bars, color=colour, marker="o", ms=4, lw=1.4, capsize=3, label=family
-                )
-        if numeric and numbers.min() > 0 and numbers.max() >= 8 * numbers.min():
-            axis.set_xscale("log")
-        if not numeric or len(values) <= 6:
-            axis.set_xticks(list(x_of.values()), values)
-            axis.set_xticks([], minor=True)
-        axis.set(title=TITLES[metric], xlabel=study.over)
-        _without_frame(axis)
-    axes[0].legend(frameon=False, fontsize=9)
-    save(figure, path)
 
 
 def plot_frontier(study: Study, path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cory.command import Arguments, main
+from cory.errors import UserError
 from cory.evaluation.report import evaluation_page
 from cory.run.folder import write_text
 from cory.run.report import NAME, Page, render, run_page
@@ -33,6 +34,18 @@ def make_page(folders: Sequence[Path]) -> Page:
     return page
 
 
+def named_folders(names: Sequence[str]) -> list[Path]:
+    """The folders that a command names, without the logs beside an experiment's runs, which a pattern names, too.
+
+    Raises:
+        UserError: there is none.
+    """
+    folders = [Path(name) for name in names if not Path(name).is_file()]
+    if not folders:
+        raise UserError(f"expected folders of runs, got files alone: {' '.join(names)}")
+    return folders
+
+
 def command_line(argv: Sequence[str] | None = None) -> None:
     """`python -m study.report`: see the module."""
     parser = Arguments(__doc__)
@@ -41,8 +54,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         "--out", help="The file. Default: in a single folder, else runs/report.html"
     )
     args = parser.parse_args(argv)
-    # Beside an experiment's runs lie their logs, which a pattern names, too.
-    folders = [Path(name) for name in args.folders if not Path(name).is_file()]
+    folders = named_folders(args.folders)
     out = Path(args.out or (folders[0] if len(folders) == 1 else Path("runs")) / NAME)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_text(out, render(make_page(folders)))

@@ -29,7 +29,6 @@ from cory.run.folder import write_text
 from study import held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
-from study.comparison import beginnings_and_ends
 from study.differences import HELD_OUT, differences
 from study.equal_reward import ANY, at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
@@ -45,8 +44,11 @@ PAGES = (
     "results/*/README.md",
     "examples/*/README.md",
 )
-TABLE = re.compile(r"^(<!-- table: ([^\n]*?) -->\n)(.*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE)
-FROZEN = re.compile(r"^<!-- frozen: (\w+) -->$", re.MULTILINE)
+START = "<!-- table: "
+TABLE = re.compile(
+    rf"^({START}([^\n]*?) -->\n)((?:(?!{START}).)*?)^(<!-- end -->)", re.DOTALL | re.MULTILINE
+)
+FROZEN = re.compile(r"^<!-- frozen: \w+ -->$", re.MULTILINE)
 
 
 def held_out_table(study: Study, metric: str = "combined_reward", groups: str = "") -> Rows:
@@ -54,23 +56,20 @@ def held_out_table(study: Study, metric: str = "combined_reward", groups: str = 
     return held_out.held_out(study, metric, _listed(groups, "|"))
 
 
-def held_out_by_agent_table(
-    study: Study, metrics: str = "combined_reward", groups: str = "", answers: str = ""
-) -> Rows:
-    """Held out, by group and way of answering; `answers` names some of these ways."""
-    rows = held_out.held_out_by_agent(study, _listed(metrics, ","), _listed(groups, "|"))
-    return _chosen(rows, "answers", answers)
+def held_out_by_agent_table(study: Study, metrics: str, answers: str) -> Rows:
+    """Held out, by group and way of answering, of those that `answers` names."""
+    rows = held_out.held_out_by_agent(study, _listed(metrics, ","))
+    names = _listed(answers, "|")
+    for name in names:
+        if all(row["answers"] != name for row in rows):
+            raise LookupError(f"no answers {name!r} among {[row['answers'] for row in rows]}")
+    return [row for row in rows if row["answers"] in names]
 
 
 def rivals_table(study: Study, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
     """A chain, `GROUP: ANSWERS`, against rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
     named = [held_out.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
     return held_out.against_rivals(study, named[0], named[1:], metric)
-
-
-def runs_table(study: Study, groups: str = "") -> Rows:
-    """The beginning and the end of training, by run."""
-    return _chosen(beginnings_and_ends(study), "group", groups)
 
 
 def primary_table(
@@ -141,7 +140,6 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out_table,
     "held_out_by_agent": held_out_by_agent_table,
     "rivals": rivals_table,
-    "runs": runs_table,
     "primary": primary_table,
     "at_level": at_level_table,
     "frontier": frontier_table,
@@ -162,15 +160,6 @@ def _listed_pairs(text: str) -> list[tuple[str, str]]:
         ours, _, rival = pair.partition(":")
         compared.append((ours.strip(), rival.strip()))
     return compared
-
-
-def _chosen(rows: Rows, column: str, names: str) -> Rows:
-    """The rows with one of these values of a column; all where none is named."""
-    values = _listed(names, "|")
-    for value in values:
-        if all(row[column] != value for row in rows):
-            raise LookupError(f"no {column} {value!r} among {[row[column] for row in rows]}")
-    return [row for row in rows if row[column] in values] if values else rows
 
 
 def _listed(text: str, separator: str) -> list[str]:
@@ -246,20 +235,21 @@ def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
 
 
 def page_with_tables(text: str) -> str:
-    """A page with each of its tables made again."""
+    """A page with each of its tables made again.
+
+    Raises:
+        UserError: a table cannot be made, or has no end.
+    """
+    for line in TABLE.sub("", text).splitlines():
+        if line.startswith(START):
+            raise UserError(f"expected <!-- end --> below each table, got none below {line}")
     return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[4]}", text)
 
 
 def pages(root: Path = ROOT) -> list[Path]:
     """The pages that may have tables, but for those that are frozen."""
     files = [path for pattern in PAGES for path in sorted(root.glob(pattern))]
-    return [path for path in files if not frozen_at(path)]
-
-
-def frozen_at(page: Path) -> str | None:
-    """The commit that a page is frozen at; None: it is not, or there is no page."""
-    match = FROZEN.search(page.read_text(encoding="utf-8")) if page.is_file() else None
-    return match[1] if match else None
+    return [path for path in files if not FROZEN.search(path.read_text(encoding="utf-8"))]
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:

@@ -29,7 +29,7 @@ def plot_evaluation(evaluation: Mapping[str, Any], path: Path) -> None:
     if ks:
         plot_pass_at_k(rows, ks, path, row_colours, over="queries")
     else:
-        plot_bars(rows, evaluation["titles"], path, row_colours, over="queries")
+        plot_bars(rows, evaluation["titles"], path, row_colours)
 
 
 def evaluation_colours(names: Sequence[str]) -> list[Any]:
@@ -63,7 +63,6 @@ def plot_bars(
     metrics: Mapping[str, str],
     path: Path,
     row_colours: Sequence[Any],
-    over: str,
 ) -> None:
     """One panel per metric, four in a row, with one bar and its 95 % interval per row of the table.
 
@@ -71,7 +70,6 @@ def plot_bars(
         rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
         metrics: key to title.
         row_colours: of each row.
-        over: what the intervals are taken over, such as `seeds`.
     """
     names = [row["name"] for row in rows]
     across = min(PANELS, len(metrics))
@@ -99,7 +97,7 @@ def plot_bars(
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     axes[0, 0].invert_yaxis()
-    figure.supxlabel(f"error bars: 95 % intervals over {over}", fontsize=8)
+    figure.supxlabel("error bars: 95 % intervals over queries", fontsize=8)
     save(figure, path)
 
 

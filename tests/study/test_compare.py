@@ -8,8 +8,9 @@ from handmade import compared, make_study
 from written import write_run as make_run
 
 from cory.errors import UserError
+from study import report
 from study.compare import command_line, verdicts
-from study.comparison import beginnings_and_ends, ends, ends_by_agent
+from study.comparison import ends, ends_by_agent
 from study.frame import HELD_OUT, read_study, with_combined_reward, write_study
 from study.held_out import held_out
 
@@ -31,8 +32,6 @@ def test_groups_final_values_and_differences(tmp_path):
     by_agent = {row["agent"]: row["task reward"] for row in ends_by_agent(study)}
     assert by_agent["alone"] == by_agent["pair agent_1"] == "0.75 ± 0.25"
     assert by_agent["pair agent_2"] == "1.75 ± 0.25"
-    first = beginnings_and_ends(study)[0]
-    assert (first["task reward"], first["iterations"]) == ("0.45 to 0.65", "12")
 
 
 def test_frames_are_written_and_read_again(tmp_path):
@@ -164,7 +163,7 @@ def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
     write_study(study, tmp_path / "rows")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "over.png").touch()  # of an earlier page
+    (out / "frontier.png").touch()  # of an earlier page
     command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "CORY"])
     text = (out / "comparison.md").read_text()
     assert "Differences are to CORY" in text and "guards.stop_at_kl" in text
@@ -173,11 +172,17 @@ def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
     assert {path.name for path in paper.glob("*.pdf")} == {"curves.pdf", "paths.pdf"}
     assert "\\begin{tabular}" in (paper / "end_of_training.tex").read_text()
     assert list(pd.read_csv(paper / "end_of_training.csv")["group"]) == ["PPO", "CORY"]
+    with pytest.raises(UserError, match="one folder of results"):
+        command_line([str(tmp_path / "rows"), str(tmp_path), "--out", str(out)])
     with pytest.raises(UserError, match="--baseline"):
         command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "GRPO"])
-    (out / "README.md").write_text("<!-- frozen: c0f7e9e -->\n")
-    with pytest.raises(UserError, match="frozen"):
-        command_line([str(tmp_path / "rows"), "--out", str(out)])
+
+
+@pytest.mark.parametrize("program", [command_line, report.command_line])
+def test_a_pattern_that_names_logs_alone_is_refused(tmp_path, program):
+    (tmp_path / "a-seed0.log").touch()
+    with pytest.raises(UserError, match="expected folders of runs"):
+        program([str(tmp_path / "a-seed0.log"), "--out", str(tmp_path / "out")])
 
 
 def test_runs_are_not_written_over_the_rows_of_an_experiment(tmp_path, capsys):

@@ -44,6 +44,14 @@ def test_each_metric_has_its_difference_and_what_holds(study):
     assert second["difference"] == "+0.000 (-0.020 to +0.020) undecided"
 
 
+def test_a_seed_of_one_group_alone_does_not_count(study):
+    is_last = (study.final["group"] == "GRPO") & (study.final["seed"] == 4)
+    study.final = study.final[~is_last]
+    (row,) = differences(study, ["frac_reward_zero_std"])
+    assert row["n"] == "4"
+    assert (row["mean"][:5], row["mean of GRPO"][:5]) == ("0.405", "0.400")
+
+
 def test_an_evaluation_in_two_calls(study):
     (row,) = differences(study, ["held out: task_reward"], calls=2)
     assert row["difference"] == "+0.400 (+0.361 to +0.439) higher ✓"

@@ -8,6 +8,7 @@ from handmade import compared, make_study
 from written import write_run as make_run
 
 from study.collapse import collapse_times, collapses
+from study.comparison import ends
 from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import assemble, read_study, write_study
 
@@ -63,6 +64,7 @@ def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
     assert kl["CORY"].tolist() == [36] * 5 and texts["CORY"].isna().all()
     rows = collapses(study)
     assert [row["collapsed"] for row in rows] == ["3 of 5", "5 of 5"]
+    assert [row["collapsed"] for row in ends(study)] == ["3 of 5", "5 of 5"]
     assert [(row["by KL"], row["by distinct-2"]) for row in rows] == [("0", "3"), ("5", "0")]
     assert rows[0]["mean of min(T, 40)"].startswith("29.8 ± ")
     assert rows[1]["difference"].startswith("+6.2 (")
@@ -96,7 +98,6 @@ def test_a_run_that_the_guard_has_ended_above_the_bound_has_collapsed_then(tmp_p
         times = collapse_times(of_run).droplevel("group")
         assert times["kl"].fillna(0).to_dict() == {0: 12, 1: 0, 2: 0}
         assert times["texts"].isna().all()
-        assert of_run.final["collapsed"].astype(str).tolist() == ["True", "False", "False"]
         (row,) = collapses(of_run)
         assert (row["collapsed"], row["mean of min(T, 30)"]) == ("1 of 3", "24.0 ± 25.8")
         assert of_run.ended_early["seed"].tolist() == [0, 1]
@@ -112,7 +113,6 @@ def test_an_agent_in_several_roles_has_collapsed_by_the_mean_over_them():
     metrics = study.metrics.assign(agent="agent_1").drop(columns="combined_reward")
     one_agent = assemble(study.runs, metrics)
     assert collapse_times(one_agent)["kl"].tolist() == [39]  # nine times 60.5 of ten
-    assert one_agent.final["collapsed"].tolist() == [True]
 
 
 def test_answers_of_one_word_do_not_collapse():

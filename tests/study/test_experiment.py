@@ -90,6 +90,7 @@ def test_a_key_about_several_agents_leaves_ppo_as_it_is(tmp_path):
         ("values:", "evaluate: imdb_train/eval.py, values:", "evaluate: script: "),
         ("values:", "evaluate: imdb_train/evaluate.py --quries 8, values:", "evaluate: quries: "),
         ("flags: {cory", "at: {tyni: {seed: 1}}, flags: {cory", r"CORY\.at: "),
+        ("flags: {cory", "from: trail, flags: {cory", r"CORY\.from: .*trail"),
         ("over:", "baseline: APO\nover:", "baseline: "),
     ],
 )  # fmt: skip
@@ -174,7 +175,7 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
     held_out = list(csv.DictReader(open(out / "held_out.csv")))
     assert [row["group"] for row in held_out] == ["base (untrained)", first, first, second, second]
     assert len(list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))) == 4 * 3
-    assert "Held out" in (out / "comparison.md").read_text() and (out / "held_out.png").exists()
+    assert "Held out" in (out / "comparison.md").read_text() and (out / "frontier.png").exists()
     assert not list((tmp_path / "runs").rglob("checkpoints"))
     # The first run is named each time, so that the base answers once.
     names = [item.folder.name for item in judged]
@@ -220,11 +221,9 @@ def test_rows_of_other_settings_or_of_another_experiment_are_refused(tmp_path, j
 def test_a_group_takes_the_rows_of_another_experiment(tmp_path, judged):
     trial(tmp_path, out="trial")
     text = (tmp_path / "trial.yaml").read_text()
-    (tmp_path / "trial.yaml").rename(tmp_path / "other.yaml")
     more = "  PPO, clipped: {script: imdb_train/ppo.py, flags: {guards.kl_bound: 40}}\nscales:"
     text = text.replace("ppo.py}", "ppo.py, from: trial}").replace("scales:", more)
-    (tmp_path / "trial.yaml").write_text(text)
-    (tmp_path / "trial.yaml").rename(tmp_path / "second.yaml")
+    (tmp_path / "second.yaml").write_text(text)
     argv = [str(tmp_path / "second.yaml"), "--runs", str(tmp_path / "runs")]
     experiment.command_line([*argv, "--out", str(tmp_path / "results/second")])
     assert {item.label for item in judged[4:]} == {"PPO, clipped"} and len(judged) == 8

@@ -95,6 +95,25 @@ def test_a_pair_is_compared_in_any_role_and_in_one():
     assert observer["role"] == "observer" and observer["n"] == "5"
 
 
+def test_in_any_role_an_agent_that_is_frozen_beside_another_does_not_count():
+    """The pioneer earns nothing and never moves, the observer is PPO with half the KL."""
+
+    def ppo(seed, k, role):
+        return reward_at(k, 9.0), kl_at(k, 9.0), 1.0
+
+    def reader(seed, k, role):
+        reward, kl, distinct = ppo(seed, k, role)
+        return (0.0, 0.0, distinct) if role == "pioneer" else (reward, kl / 2, distinct)
+
+    study = make_study(
+        {"PPO": ppo, "reader": reader}, roles=("pioneer", "observer"), iterations=100
+    )
+    (row,) = primary(study, [("reader", "PPO")], [1.0], [("any", "ratio")], roles=["any"])
+    assert row["difference"].startswith("+0.00")
+    assert row["runs at 1"] == "5, 5"
+    assert row["ratio"].startswith("0.50") and row["ratio at 1"].startswith("0.50")
+
+
 def test_only_primary_comparisons_are_corrected_for_and_ticked():
     study = study_of_two(seeds=8)
     compared = [("CORY", "PPO"), ("CORY", "PPO")]

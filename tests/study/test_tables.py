@@ -44,6 +44,16 @@ def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
         tables.command_line(["--check"])
 
 
+def test_a_table_without_its_end_is_refused_and_nothing_is_written(here):
+    page = here / "README.md"
+    table = "<!-- table: held_out credit groups=PPO -->\n"
+    for text in (f"{table}Prose.\n", f"{table}Prose.\n\n{table}<!-- end -->\n"):
+        page.write_text(text)
+        with pytest.raises(UserError, match=r"README\.md: .*end.* held_out credit groups=PPO"):
+            tables.command_line([])
+        assert page.read_text() == text
+
+
 def test_a_chain_against_its_rivals(here):
     page = here / "README.md"
     rivals = "PPO: agent_1|base (untrained): base after itself"
@@ -98,7 +108,7 @@ def test_the_tables_of_several_folders_stand_one_below_the_other(here):
         ("held_out credit metric=kll", "kll"),
         ("held_out credit metric='kl", ""),
         ("collapses credit groups='PPO|owned'", "owned"),
-        ("held_out_by_agent credit answers='agent_1 afer itself'", "afer"),
+        ("held_out_by_agent credit metrics=kl answers='agent_1 afer itself'", "afer"),
         ("rivals credit chain='PPO: agent_1' rivals='CORY, causal: agent_3'", "agent_3"),
     ],
 )

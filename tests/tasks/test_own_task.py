@@ -358,7 +358,7 @@ def test_an_experiment_of_an_own_task_from_any_folder(here, policy_folder, capsy
     experiment.command_line(["trial.yaml"])
     out = here / "runs/experiments/small/trial/comparison"
     names = {path.name for path in out.iterdir()}
-    assert {"comparison.md", "runs.csv", "held_out.csv", "held_out.png"} <= names
+    assert {"comparison.md", "runs.csv", "held_out.csv", "curves.png"} <= names
     assert "| PPO | agent_1 after itself | 1 |" in (out / "comparison.md").read_text()
     capsys.readouterr()
     experiment.command_line(["trial.yaml"])
