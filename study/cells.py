@@ -48,12 +48,16 @@ def difference_cell(by_seed: pd.DataFrame, name: str, base: str | None, metric: 
     """
     if base is None or base == name or name not in by_seed or base not in by_seed:
         return ""
-    scale, digits = (100, 0) if is_share(metric) else (1, 2)
-    ours = scale * by_seed[name].dropna()
-    theirs = scale * by_seed[base].dropna()
+    ours, theirs = by_seed[name].dropna(), by_seed[base].dropna()
     if not len(ours) or not len(theirs):
         return ""
-    return difference(ours, theirs).text(f"+.{digits}f")
+    return difference_text(ours, theirs, metric)
+
+
+def difference_text(ours: "pd.Series[float]", theirs: "pd.Series[float]", metric: str) -> str:
+    """The difference of two groups' values by seed, with its interval; of a share in percent."""
+    scale, digits = (100, 0) if is_share(metric) else (1, 2)
+    return difference(scale * ours, scale * theirs).text(f"+.{digits}f")
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:

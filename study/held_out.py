@@ -9,9 +9,15 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from study.cells import OWN_KL_REWARD, Rows, column_title, difference_cell, is_share, mean_cell
+from study.cells import (
+    OWN_KL_REWARD,
+    Rows,
+    column_title,
+    difference_cell,
+    difference_text,
+    mean_cell,
+)
 from study.frame import BASE, TEAM, Study, natural
-from study.intervals import difference
 
 CALLS = {1: "one call", 2: "two calls"}
 NOTE = (
@@ -128,7 +134,6 @@ def against_rivals(
     if metric == "combined_reward" and any(map(_is_chain, answerings)):
         shown.append(OWN_KL_REWARD)
         study = replace(study, held_out=_with_own_kl_reward(study.held_out))
-    scale, digits = (100, 0) if is_share(metric) else (1, 2)
     rows = []
     for rival in answerings:
         n = "" if rival.group == BASE else str(len(_by_seed(study, rival, metric)))
@@ -138,10 +143,9 @@ def against_rivals(
             row[column_title(key)] = mean_cell(theirs, key)
             if rival.group == BASE:
                 theirs = ours * 0 + theirs.iloc[0]
-            apart = difference(scale * ours, scale * theirs).text(f"+.{digits}f")
             kind = ", own KL" if key == OWN_KL_REWARD else ""
             title = f"{chain.group} minus it{kind} (over seeds)"
-            row[title] = "" if rival == chain else apart
+            row[title] = "" if rival == chain else difference_text(ours, theirs, key)
         rows.append(row)
     return rows
 
