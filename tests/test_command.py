@@ -243,7 +243,7 @@ def test_printed_settings_are_a_file_of_the_same_settings(tmp_path, capsys):
         (["--task.pioneer_prompt=[a, {prompt}]"], OwnTaskConfig, {"pioneer_prompt": "[a, {prompt}]"}),
         (["--task", '{pioneer_prompt: "Ask: {prompt}"}'], OwnTaskConfig, {"pioneer_prompt": "Ask: {prompt}"}),
         (["--task.eval_dataset", "null"], OwnTaskConfig, {"eval_dataset": None}),
-        (["--model.revision", "1234567"], ModelConfig, {"revision": "1234567"}),
+        (["--model.dtype", "auto"], ModelConfig, {"dtype": "auto"}),
         (["--sampling.stop", '["\\n"]'], SamplingConfig, {"stop": ["\n"]}),
     ],
 )  # fmt: skip

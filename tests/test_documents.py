@@ -30,7 +30,7 @@ from cory.run.folder import read_rows
 from gsm8k_train.config import GSM8K, Gsm8kConfig
 from imdb_train.config import IMDB, ImdbConfig
 from study.experiment import command_line as experiment
-from study.tables import frozen_at
+from study.tables import FROZEN
 
 PAGES = [
     ROOT / "README.md",
@@ -60,9 +60,10 @@ def commands() -> list[tuple[str, str]]:
     """Every command line that starts with python, torchrun or accelerate launch, without its comment, with its page."""
     found = []
     for page in PAGES:
-        if frozen_at(page):  # its commands are those of another commit
+        text = page.read_text()
+        if FROZEN.search(text):  # its commands are those of another commit
             continue
-        for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL):
+        for block in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 line = re.sub(r"\s+#.*", "", line).strip()
                 if line.startswith(("python ", "torchrun ", "accelerate ")) and "<<" not in line:
