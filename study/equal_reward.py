@@ -22,7 +22,8 @@ CORRECTED = "✓"
 SHARE = 0.9  # of the runs of every group that must reach a level
 ANY = "any"  # of the roles
 FIRST_SEEDS = 5  # which choose a level
-AT_THE_END = ("group", "against", "role", "n", "task reward", "difference", "KL", "ratio")
+WHO = ("group", "against", "role", "n")
+AT_THE_END = ("task reward", "difference", "KL", "ratio")
 DEGREE = 4  # of the polynomials in the iteration
 STEP = 0.1  # of an iteration
 
@@ -117,7 +118,7 @@ def at_chosen_levels(
     rise: bool = False,
     corrected: bool = False,
 ) -> Rows:
-    """By pair of groups and role: the end, and KL at the level that the first seeds choose.
+    """By pair of groups and role: KL at the level that the first seeds choose, and the end.
 
     `chosen_level` has the rule.
 
@@ -148,11 +149,11 @@ def at_chosen_levels(
     rows = []
     for line, level_text, held in zip(lines, chosen, holds, strict=True):
         row = line.row([f"ratio at {level_text}"] if held else [])
-        shown = {title: row[title] for title in AT_THE_END}
+        shown = {title: row[title] for title in WHO}
         shown["rise" if rise else "level"] = level_text
-        for title in ("KL", "ratio", "runs"):
+        for title in ("ratio", "KL", "runs"):
             shown[f"{title} there"] = row.get(f"{title} at {level_text}", "")
-        rows.append(shown)
+        rows.append(shown | {title: row[title] for title in AT_THE_END})
     return rows
 
 
