@@ -862,8 +862,7 @@ class EvaluationConfig(Settings):
                 raise UserError(
                     f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}"
                 )
-        for key in ("name", "revision"):
-            if key in self.model:
-                raise UserError(
-                    f"model.{key}: expected --base for the model that KL is measured to, got {self.model[key]!r}"
-                )
+        if "name" in self.model:
+            raise UserError(
+                f"model.name: expected --base for the model that KL is measured to, got {self.model['name']!r}"
+            )

@@ -150,11 +150,12 @@ def held_out_results(run: Path) -> str:
     files = sorted(beside.glob("*/evaluation.json"), key=lambda file: -file.stat().st_mtime)
     for file in files:
         settings = json.loads((file.parent / "settings.json").read_text(encoding="utf-8"))
-        # A run may have had another name then.
-        names = {weights: Path(name) for name, weights in settings["trained"].items()}
-        if end_of_run in names:
+        trained = settings["trained"].items()
+        labels = [run_label(Path(name)) for name, weights in trained if weights == end_of_run]
+        if labels:
             evaluation = json.loads(file.read_text(encoding="utf-8"))
-            label = f"{run_label(names[end_of_run])}/"
+            # A run may have had another name then.
+            label = f"{run_label(run) if run_label(run) in labels else labels[0]}/"
             of_run = ("base after itself", f"base of {label}", label)
             rows = [
                 row

@@ -40,7 +40,7 @@ def ends(study: Study) -> Rows:
         )
         if times is not None:
             of_runs = of_group(times, name)
-            row["collapsed"] = f"{of_runs.notna().sum()} of {len(of_runs)}"
+            row["collapsed"] = f"{of_runs.notna().sum()} of {len(of_runs)}" if len(of_runs) else ""
         rows.append(row)
     return rows
 

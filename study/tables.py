@@ -180,7 +180,7 @@ def table(description: str) -> str:
         raise UserError(
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
-    if all(_awaits_rows(folder) for folder in sources.values()):
+    if any(_awaits_rows(folder) for folder in sources.values()):
         return NOT_RUN
     rows: Rows = []
     try:
@@ -229,8 +229,10 @@ def _check_names(study: Study, options: Mapping[str, str]) -> None:
 def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
     """A description's kind, sources by regime, and options; what is missing is empty."""
     kind, source, *words = [*shlex.split(description), "", ""]
-    several = dict(_listed_pairs(source)) if ":" in source else {"": source}
-    sources = {regime: folder for regime, folder in several.items() if folder}
+    pairs = _listed_pairs(source) if ":" in source else [("", source)]
+    sources = dict(pairs)
+    if len(sources) < len(pairs) or not all(sources.values()):
+        raise ValueError(f"expected regimes that differ, each with its folder, got {source!r}")
     return kind, sources, dict(word.partition("=")[::2] for word in words if word)
 
 

@@ -102,7 +102,7 @@ def _template(
     except ValueError:
         key = "model.chat_template" if chat_template else "model.name"
         raise UserError(
-            f"{key}: expected a tokenizer with a chat template, got {tokenizer.name_or_path!r}"
+            f"{key}: expected a tokenizer with one chat template, or one named default, got {tokenizer.name_or_path!r}"
         ) from None
     return template, chat_template if isinstance(chat_template, Mapping) else {}
 

@@ -2,11 +2,11 @@
 
 import os
 import signal
-import stat
 import sys
 import threading
+from contextlib import suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 
 class Interrupted(SystemExit):
@@ -31,6 +31,8 @@ class Signals:
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
+                # A terminal may go without a signal, and a progress bar keeps the stream it began with.
+                outlive(only_terminals=True)
             self.before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
@@ -40,7 +42,7 @@ class Signals:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGHUP:
-            mute()
+            outlive()
         if self.received is not None:
             if number == signal.SIGHUP:
                 return
@@ -54,10 +56,32 @@ class Signals:
         )
 
 
-def mute() -> None:
-    """The terminal is gone, or who reads the pipe: from now on what is printed goes nowhere, but into files."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        if not stat.S_ISREG(os.fstat(stream).st_mode):
-            os.dup2(nowhere, stream)
-    os.close(nowhere)
+class _Lenient:
+    """A stream to which writing does not fail, whatever becomes of it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def outlive(only_terminals: bool = False) -> None:
+    """From now on prints do not raise, as they would once the terminal is gone.
+
+    `only_terminals`: a file or a pipe stays as it is, so that its errors are heard.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if isinstance(stream, _Lenient) or (only_terminals and not stream.isatty()):
+            continue
+        setattr(sys, name, _Lenient(stream))

@@ -1,6 +1,8 @@
 """Processes that get signals. benchmarks/kills.py kills them by SIGKILL at random moments."""
 
+import errno
 import fcntl
+import io
 import os
 import pty
 import re
@@ -33,6 +35,27 @@ def test_second_signal_ends_it_at_once(monkeypatch):
         interrupt(signal.SIGINT)
         assert codes == [130]
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_terminal_that_goes_without_a_signal_ends_nothing(monkeypatch):
+    """As that of a run in the background, once its shell has ended."""
+
+    class Gone(io.StringIO):
+        def isatty(self):
+            return True
+
+        def write(self, text):
+            raise OSError(errno.EIO, "the terminal is gone")
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_DFL
+    )  # ignored, where the tests run under nohup
+    try:
+        with Signals():
+            print("a line")
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def trains(process, metrics):
