@@ -197,7 +197,6 @@ def main() -> None:
     if options.out:
         options.out.mkdir(parents=True, exist_ok=True)
         name = f"iteration_{options.shape}_{options.precision}"
-        (options.out / f"{name}.md").write_text(text + "\n")
         (options.out / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 

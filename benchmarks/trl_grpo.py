@@ -363,7 +363,6 @@ def main() -> None:
         options.out.mkdir(parents=True, exist_ok=True)
         name = f"trl_grpo_{options.group}"
         numbers = {"shape": asdict(shape), "hardware": hardware(), "ways": results}
-        (options.out / f"{name}.md").write_text(text + "\n")
         (options.out / f"{name}.json").write_text(json.dumps(numbers, indent=1) + "\n")
 
 

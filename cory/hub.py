@@ -155,8 +155,8 @@ def held_out_results(run: Path) -> str:
         if labels:
             evaluation = json.loads(file.read_text(encoding="utf-8"))
             # A run may have had another name then.
-            label = f"{run_label(run) if run_label(run) in labels else labels[0]}/"
-            of_run = ("base after itself", f"base of {label}", label)
+            label = run_label(run) if run_label(run) in labels else labels[0]
+            of_run = ("base after itself", f"base of {label}/", f"{label}/")
             rows = [
                 row
                 for row in evaluation["rows"]

@@ -176,7 +176,7 @@ def table(description: str) -> str:
         kind, sources, options = _parsed(description)
     except ValueError as error:  # such as a quotation mark that is not closed
         raise UserError(f"table {description!r}: {error}") from None
-    if kind not in KINDS or not sources:
+    if kind not in KINDS:
         raise UserError(
             f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
         )
@@ -232,7 +232,7 @@ def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
     pairs = _listed_pairs(source) if ":" in source else [("", source)]
     sources = dict(pairs)
     if len(sources) < len(pairs) or not all(sources.values()):
-        raise ValueError(f"expected regimes that differ, each with its folder, got {source!r}")
+        raise ValueError(f"expected a folder, or regimes that differ with theirs, got {source!r}")
     return kind, sources, dict(word.partition("=")[::2] for word in words if word)
 
 
