@@ -1,10 +1,10 @@
 """REINFORCE, RLOO, GRPO and its variants: an agent learns from how its response compares with
 others, without a value head.
 
-Each query is answered by `group_size` chains. A role's baseline comes from the other chains'
-rewards in that role, so each role of a chain of any length has its own baseline. With one agent,
-this is the ordinary algorithm. Where chains branch, an observer's baseline comes from the other
-observers of the same response.
+Each query is answered by `group_size` chains. A role's baseline comes from the chains' rewards in
+that role, so each role of a chain of any length has its own baseline. With one agent, this is the
+ordinary algorithm. Where chains branch, an observer's baseline comes from the other observers of
+the same response.
 """
 
 from collections.abc import Sequence
