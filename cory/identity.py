@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from cory.config import Config
 from cory.errors import UserError
-from cory.metrics import in_training
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -77,7 +76,8 @@ def share_in_training(
     queries, trained_queries = (
         row_keys({name: columns[name] for name in common}) for columns in (held_out, trained)
     )
-    return in_training(queries, trained_queries)
+    seen = set(trained_queries)
+    return sum(query in seen for query in queries) / len(queries)
 
 
 def policy_models(config: Config) -> Models:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 from cory.errors import UserError
@@ -181,13 +181,3 @@ def distinct_interval(
     spread = torch.tensor(values, dtype=torch.float64).std().item()
     standard_error = math.sqrt(size / (len(groups) - size)) * spread
     return distinct(texts, n), student_t(len(groups)) * standard_error
-
-
-def in_training(queries: Sequence[Hashable], trained: Iterable[Hashable]) -> float:
-    """Share of held-out queries that, text by text, also stand among those of training.
-
-    >>> in_training(["the film", "a plot", "the film", "my wife"], ["the film", "it was"])
-    0.5
-    """
-    trained_queries = set(trained)
-    return sum(query in trained_queries for query in queries) / len(queries)

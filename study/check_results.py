@@ -21,7 +21,7 @@ from cory.command import BESIDE_SETTINGS, Arguments, as_config, main
 from cory.errors import UserError
 from cory.identity import versions
 from cory.run.folder import read_rows, write_text
-from cory.run.settings import flat, read_settings
+from cory.run.settings import read_settings
 from cory.task_kinds import find_kind
 from study.plan import ROOT
 
@@ -45,7 +45,7 @@ def keep(run: Path, out: Path, threads: int) -> None:
     kept = {name: value for name, value in settings.items() if name not in LEFT_OUT}
     if task is None:
         return
-    if any(_is_local(value) for value in flat(kept).values()):
+    if _is_local(kept):
         return
     kept["device"] = choose_device(settings["device"]).type
     content = {
@@ -59,8 +59,12 @@ def keep(run: Path, out: Path, threads: int) -> None:
 
 
 def _is_local(value: Any) -> bool:
-    """Whether a setting names a file or folder that git does not have, such as models/NAME or /FOLDER/FILE.py:NAME."""
-    if not isinstance(value, str) or "/" not in value:
+    """Whether settings name a file or folder that git does not have, such as models/NAME or /FOLDER/FILE.py:NAME."""
+    if isinstance(value, Mapping):
+        return any(map(_is_local, value.values()))
+    if isinstance(value, list):
+        return any(map(_is_local, value))
+    if not isinstance(value, str) or not value:
         return False
     path = value.partition(":")[0]
     if not os.path.exists(ROOT / path):  # a model on the Hub, or a prompt

@@ -67,7 +67,7 @@ def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] =
         return []
     by_cause = collapse_times(study)
     times = by_cause.min(axis=1)
-    longest = _planned(study)
+    longest = planned_iterations(study)
     bounded = times.fillna(longest)
 
     differences = {}
@@ -103,7 +103,7 @@ def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] =
     return rows
 
 
-def _planned(study: Study) -> int:
+def planned_iterations(study: Study) -> int:
     """The planned iterations of all runs; of older rows, which lack them, the longest that a run has."""
     planned = {int(number) for number in study.runs["planned"].dropna()}
     if len(planned) > 1:

@@ -44,7 +44,7 @@ FOR_PAPER = "for_paper"
 FIGURES = ("curves", "paths", "pass_at_k", "frontier")
 INTERVALS = (
     "Values are means over n seeds ± the half-width of their 95 % interval by Student's t, as bands and bars in the "
-    "figures are. Differences are to {}, seed by seed. Combined reward: task reward - {} * KL."
+    "figures are. Differences are to {}, seed by seed. Combined reward: what is earned, less {} * KL."
 )
 TRAINING = (
     "Means over the last 10 iterations, or all of a shorter run, and over a run's agents, in whatever role they were. "
@@ -89,7 +89,7 @@ def write_page(
     groups = counted(len(study.groups), "group")
     parts.append(f"{counted(len(study.runs), 'run')} of {groups}; commit {versions}.\n")
     eta = "each run's own eta" if study.eta is None else f"{study.eta:g}"
-    if study.eta is None and names_eta(study):
+    if names_eta(study):
         eta += " (held out that of the evaluation's command)"
     parts.append(INTERVALS.format(study.baseline, eta) + "\n")
     if sentences := verdicts(study):
@@ -227,7 +227,7 @@ def read_runs(folders: Sequence[Path]) -> Study:
         if is_single(settings):
             baselines.append(name)
         columns = {"group": name, "family": name, "over": "", "value": "", "baseline": False}
-        columns |= {"evaluation": "", "experiment": "", "scale": "", "seconds": None}
+        columns |= {"evaluation": "", "experiment": "", "scale": ""}
         studies[run] = of_run(folder, described(settings) | columns)
     return join(list(studies.values())).against([*baselines, *first_of][0])
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from study.collapse import collapse_times
+from study.collapse import collapse_times, planned_iterations
 from study.frame import LAST, LIMIT, RUN, Study
 from study.intervals import Interval, difference, over_seeds
 
@@ -196,7 +196,7 @@ def collapses(study: Study) -> Interval:
     times = collapse_times(study).min(axis=1)
     if not times.notna().any():
         raise Untested("no run collapsed")
-    runs = times.fillna(study.runs["planned"].max()).rename("time").reset_index()
+    runs = times.fillna(planned_iterations(study)).rename("time").reset_index()
     runs = runs.merge(study.runs[[*RUN, "family"]], on=RUN)
     means = runs.groupby(["family", "seed"])["time"].mean()
     return difference(means[CORY], means[PPO])

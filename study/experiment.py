@@ -59,9 +59,18 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     single = next((item for item in planned if is_single(item.settings)), planned[0])
     baseline = experiment.baseline or single.label
     local = {key for key, value in changes.items() if _is_of_this_machine(value)}
-    set_for_all = [key for key in [*of_scale.flags, *changes] if key not in local]
+    given = [key for key in changes if key not in local]
+    set_for_all = [*(key for key in of_scale.flags if key not in local), *given]
     results = Results(
-        out, experiment.name, scale, planned, experiment.over, baseline, evaluation, set_for_all
+        out,
+        experiment.name,
+        scale,
+        planned,
+        experiment.over,
+        baseline,
+        evaluation,
+        set_for_all,
+        given,
     )
 
     # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
@@ -122,7 +131,7 @@ def _make(
                 outcome = f"FAILED ({status}), see {item.log}"
             else:
                 try:
-                    _finish(item, results, seconds, args)
+                    _finish(item, results, args)
                 except UserError as error:
                     status = outcome = f"FAILED ({error})"
             if status:
@@ -137,7 +146,7 @@ def _make(
     return failed
 
 
-def _finish(item: Planned, results: Results, seconds: float, args: argparse.Namespace) -> None:
+def _finish(item: Planned, results: Results, args: argparse.Namespace) -> None:
     """Evaluates a run that has ended, writes its rows, and removes its checkpoints.
 
     The first run that is made for a folder is kept to be repeated (`study/check_results.py`); not on a cluster, whose
@@ -146,7 +155,7 @@ def _finish(item: Planned, results: Results, seconds: float, args: argparse.Name
     Raises:
         UserError: the evaluation failed; the checkpoints stay.
     """
-    results.add_run(item, seconds)
+    results.add_run(item)
     if args.engine == "local" and not (results.out / check_results.FIRST_RUN).exists():
         check_results.keep(
             item.folder, results.out, _threads(args) or check_results.default_threads()

@@ -217,6 +217,10 @@ def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
         "version": (settings.get("versions") or {}).get("commit", "unknown"),
         "iterations": 1 + max(values["iteration"] for values in recorded),
         "planned": settings["iterations"],
+        "seconds": sum(
+            line["seconds_total"] + line.get("seconds_evaluate", 0.0)
+            for line in read_rows(folder / "timings.jsonl")
+        ),
         "stopped_by": summary.get("stopped_by", ""),
         **{f"fingerprint.{key}": str(fingerprint.get(key, "")) for key in FINGERPRINT},
     }

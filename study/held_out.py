@@ -89,7 +89,8 @@ def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
     )
     rows = rows[~swapped]
     rows = rows.assign(seed=rows["seed"].fillna(-1))  # of the base, which has none
-    return rows.groupby(["seed", "group"])[metric].mean().unstack("group")
+    by_seed = rows.groupby(["seed", "group"])[metric].mean().unstack("group")
+    return by_seed.dropna(axis=1, how="all")
 
 
 def _in_the_order_of_training(answers: str) -> bool:
@@ -136,13 +137,16 @@ def against_rivals(
         study = replace(study, held_out=_with_own_kl_reward(study.held_out))
     rows = []
     for rival in answerings:
-        n = "" if rival.group == BASE else str(len(_by_seed(study, rival, metric)))
-        row = {"group": rival.group, "answers": rival.answers, "n": n}
+        row = {"group": rival.group, "answers": rival.answers, "n": ""}
         for key in shown:
             ours, theirs = _by_seed(study, chain, key), _by_seed(study, rival, key)
-            row[column_title(key)] = mean_cell(theirs, key)
             if rival.group == BASE:
+                row[column_title(key)] = mean_cell(theirs, key)
                 theirs = ours * 0 + theirs.iloc[0]
+            else:  # of the seeds that both have
+                theirs = theirs[theirs.index.isin(ours.index)]
+                row["n"] = str(len(theirs))
+                row[column_title(key)] = mean_cell(theirs, key)
             kind = ", own KL" if key == OWN_KL_REWARD else ""
             title = f"{chain.group} minus it{kind} (over seeds)"
             row[title] = "" if rival == chain else difference_text(ours, theirs, key)

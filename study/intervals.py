@@ -92,10 +92,10 @@ def direction(interval: Interval, equal: float = 0.0) -> str:
     return "higher" if interval.low > equal else "undecided"
 
 
-def holm(p_values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
-    """Which of several hypotheses are rejected when the chance of one false rejection is to be at most `level`.
+def holm(p_values: Sequence[float]) -> list[bool]:
+    """Which of several hypotheses are rejected when the chance of one false rejection is to be at most `1 - LEVEL`.
 
-    The smallest p-value is held against `level` over their number, the next against `level` over one less, and so on
+    The smallest p-value is held against that level over their number, the next against it over one less, and so on
     until one fails (Holm, 1979). A NaN is no test, and does not count.
 
     >>> holm([0.01, 0.04, 0.03])  # 0.01 against 0.05 / 3, then 0.03 against 0.05 / 2
@@ -104,7 +104,7 @@ def holm(p_values: Sequence[float], level: float = 1 - LEVEL) -> list[bool]:
     tested = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
     rejected = [False] * len(p_values)
     for rank, (p, i) in enumerate(tested):
-        if p > level / (len(tested) - rank):
+        if p > (1 - LEVEL) / (len(tested) - rank):
             break
         rejected[i] = True
     return rejected

@@ -30,6 +30,7 @@ class Results:
         baseline: the runs' name that others are measured against.
         evaluation: of each run that has ended; None: there is none.
         set_for_all: keys that are changed in every run, of which rows record the values.
+        given: those of them that the command changes, so that rows without them are of other settings.
 
     Raises:
         UserError: a row is not of what is planned.
@@ -45,6 +46,7 @@ class Results:
         baseline: str,
         evaluation: RunEvaluation | None = None,
         set_for_all: Sequence[str] = (),
+        given: Sequence[str] = (),
     ) -> None:
         self.out = out
         self.experiment = experiment
@@ -54,6 +56,7 @@ class Results:
         self.baseline = baseline
         self.evaluation = evaluation
         self.keys = [*varied_keys(planned), *set_for_all]
+        self.given = given
         self.study = read_study(out) if (out / "runs.csv").exists() else None
         if self.study is not None:
             # Without the other files' rows of a run whose row in runs.csv was deleted, or not yet written.
@@ -65,12 +68,12 @@ class Results:
         """Whether a run has its row."""
         return self.study is not None and (item.group, item.seed) in self.study.names
 
-    def add_run(self, item: Planned, seconds: float) -> None:
+    def add_run(self, item: Planned) -> None:
         """Writes the rows of a run that has ended, after its evaluation, if the experiment has one.
 
         The base's rows stay those with which the first row was written.
         """
-        study = of_run(item.folder, self.columns(item) | {"seconds": seconds})
+        study = of_run(item.folder, self.columns(item))
         if self.evaluation:
             study.held_out = held_out_rows(
                 self.evaluation.rows(item), {item.folder.name: (item.group, item.seed)}
@@ -133,6 +136,12 @@ class Results:
                     f"--out: expected rows of {self.experiment} at {self.scale} as it is planned, got "
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
+            for key in self.given:
+                if key not in row.index:
+                    raise UserError(
+                        f"--set: expected none of {key} beside the rows in {self.out}, which were measured without it, "
+                        f"got {shown(flat(planned[run].settings).get(key))!r}. Name another --out"
+                    )
             self._check(row, planned[run])
 
     def _check(self, row: "pd.Series[Any]", item: Planned) -> None:

@@ -32,6 +32,7 @@ from study.collapse import collapses
 from study.differences import HELD_OUT, differences
 from study.equal_reward import ANY, at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
+from study.experiment_file import read_experiment
 from study.frame import Study, read_study
 from study.frontier import beaten, frontiers_apart
 from study.plan import ROOT
@@ -194,14 +195,20 @@ def table(description: str) -> str:
 
 
 def _awaits_rows(source: str) -> bool:
-    """Whether a folder under results/ has no rows, and its name begins with that of an experiment."""
+    """Whether a folder under results/ has no rows, and is named after an experiment, or one at one of its scales."""
     if (ROOT / "results" / source / "runs.csv").exists():
         return False
-    experiments = [file.stem for file in (ROOT / "configs/experiments").glob("*.yaml")]
-    of_examples = [
-        f"{file.parent.name}_{file.stem}" for file in (ROOT / "examples").glob("*/*.yaml")
-    ]
-    return source.startswith((*experiments, *of_examples))
+    files = {file.stem: file for file in (ROOT / "configs/experiments").glob("*.yaml")}
+    for file in (ROOT / "examples").glob("*/*.yaml"):
+        files[f"{file.parent.name}_{file.stem}"] = file
+    if source in files:
+        return True
+    begun = [name for name in files if source.startswith(f"{name}_")]
+    return any(
+        source == f"{name}_{scale.removeprefix('tiny_')}"
+        for name in begun
+        for scale in read_experiment(files[name]).scales
+    )
 
 
 def _check_names(study: Study, options: Mapping[str, str]) -> None:
@@ -248,9 +255,9 @@ def page_with_tables(text: str) -> str:
     return TABLE.sub(lambda match: f"{match[1]}{table(match[2])}{match[4]}", text)
 
 
-def pages(root: Path = ROOT) -> list[Path]:
+def pages() -> list[Path]:
     """The pages that may have tables, but for those that are frozen."""
-    files = [path for pattern in PAGES for path in sorted(root.glob(pattern))]
+    files = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     return [path for path in files if not FROZEN.search(path.read_text(encoding="utf-8"))]
 
 

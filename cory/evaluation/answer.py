@@ -418,7 +418,7 @@ class Evaluator:
         }
         scores = score_by_function(task.reward, prompts, texts, columns_of_reward)
         team_rewards = None
-        if task.team is not None and row.role + 1 in self.lineup.team_sizes:
+        if task.team is not None and row.role + 1 in self.lineup.team_sizes and not greedy:
             chains = list(zip(*earlier, texts, strict=True))
             team_rewards = score_chains(task.team, prompts, chains, columns).tolist()
         return responses, scores, team_rewards

@@ -190,7 +190,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
             chains += _chains(agents, Path(name), runs[Path(name)], task, longest)
         elif config.resolve(name) != base.name:
             model = replace(base, name=config.resolve(name), revision=None)
-            solo.append(Row(name, ModelSource(model, None, base), task))
+            solo.append(Row(name, ModelSource(model, None, base), base_task))
 
     rows = [*solo, *chains]
     names = [row.name for row in rows]

@@ -70,6 +70,14 @@ def test_a_run_with_files_that_git_does_not_have_is_not_kept(finished, tmp_path)
     assert not (tmp_path / FIRST_RUN).exists()
 
 
+def test_a_file_in_a_list_that_git_does_not_have_is_of_this_machine(tmp_path):
+    here = tmp_path / "rewards.py"
+    here.touch()
+    assert check_results._is_local({"task": {"reward": [f"{here}:praise"]}})
+    assert check_results._is_local({"agents": [{"model": {"name": str(tmp_path)}}]})
+    assert not check_results._is_local({"model": {"name": "gpt2"}, "roles": [], "output": None})
+
+
 @pytest.mark.parametrize("name", ["gsm8k_credit", "imdb_noise_sampled_kl"])
 def test_results_of_the_repository_are_those_of_the_current_code(name):
     """Of one folder of each task; `make check-results` repeats all."""

@@ -5,6 +5,7 @@ import json
 import pandas as pd
 import pytest
 from handmade import compared, make_study
+from written import write_lines
 from written import write_run as make_run
 
 from cory.errors import UserError
@@ -12,7 +13,7 @@ from study import report
 from study.compare import command_line, verdicts
 from study.comparison import ends, ends_by_agent
 from study.frame import HELD_OUT, read_study, with_combined_reward, write_study
-from study.held_out import held_out
+from study.held_out import Answering, against_rivals, held_out
 
 
 def test_groups_final_values_and_differences(tmp_path):
@@ -69,6 +70,13 @@ def test_a_team_reward_is_part_of_the_combined_reward(tmp_path):
     assert compared(tmp_path).final["combined_reward"].item() == pytest.approx(0.45 + 2.0 - 0.3)
 
 
+def test_the_seconds_of_a_run_are_those_of_all_its_iterations_also_of_a_resumed_one(tmp_path):
+    folder = make_run(tmp_path / "a-seed0", iterations=2)
+    lines = [{"seconds_total": 2.0}, {"seconds_total": 2.0, "seconds_evaluate": 1.0}]
+    write_lines(folder / "timings.jsonl", lines)
+    assert compared(tmp_path).runs["seconds"].item() == 5.0
+
+
 def held(study, rows):
     """Held-out rows by hand: group, seed, answers, calls, task reward, KL and the KL of all calls."""
     columns = ["group", "seed", "answers", "calls", "task_reward", "kl", "chain_kl"]
@@ -101,6 +109,35 @@ def test_held_out_methods_are_compared_at_equal_calls():
     assert cory["difference, two calls"] == "+3.40 (+3.40 to +3.40)"
     study.runs["fixed_roles"] = study.runs["group"] == "CORY"
     assert held_out(study)[1]["two calls"] == "3.80 ± 0.00"
+
+
+def test_a_way_of_answering_without_a_reward_has_no_verdict():
+    """As rows with fewer calls than a chain, of a task whose only reward is the team's."""
+    study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)))
+    rows = [
+        (group, seed, answers, calls, 1.0, 0.0, 0.0)
+        for group in ("PPO", "CORY")
+        for seed in range(5)
+        for calls, answers in ((1, "agent_1"), (2, "agent_1 after itself"))
+    ]
+    study = held(study, rows)
+    study.held_out.loc[study.held_out["calls"] == 1, "combined_reward"] = float("nan")
+    assert [line.split(": ")[0] for line in verdicts(study)] == [
+        "CORY against PPO, combined reward held out, two calls"
+    ]
+
+
+def test_a_rival_is_shown_over_the_seeds_that_the_chain_has():
+    study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)))
+    rows = [("CORY", seed, "agent_1", 1, 3.0, 0.0, 0.0) for seed in range(3)]
+    rows += [("PPO", seed, "agent_1", 1, 1.0 + 9 * (seed > 2), 0.0, 0.0) for seed in range(5)]
+    chain, rival = against_rivals(
+        held(study, rows),
+        Answering("CORY", "agent_1"),
+        [Answering("PPO", "agent_1")],
+        "task_reward",
+    )
+    assert (chain["n"], rival["n"], rival["task reward"]) == ("3", "3", "1.00 ± 0.00")
 
 
 def test_an_agent_that_is_frozen_beside_another_is_no_part_of_a_mean():

@@ -101,7 +101,7 @@ def test_rows_are_taken_from_the_folder_that_has_them_at_the_scale(tmp_path):
         results, (item, *_) = results_of(tmp_path, "first", folder, text, scale)
         write_run(item.folder, item.seed, iterations=item.settings["iterations"])
         write_settings(item.folder, item.settings)
-        results.add_run(item, 1.0)
+        results.add_run(item)
     again = text.replace("ppo.py}", "ppo.py, from: first}")
     for scale, iterations in (("tiny", 3), ("large", 4)):
         results, planned = results_of(tmp_path, "second", f"second_{scale}", again, scale)
