@@ -122,7 +122,7 @@ class Bench:
         trainers = []
         for _ in range(self.shape.agents):
             model = load()
-            settings = trl_config(self.config.ppo, 0)
+            settings = trl_config(self.config.ppo)
             if self.precision == "bf16":
                 settings.accelerator_kwargs = {"mixed_precision": "bf16"}
             with warnings.catch_warnings():

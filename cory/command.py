@@ -254,14 +254,7 @@ def _read_line(
 
     run = _resumed_run(flags.get("resume"))
     file = _file(parsed.config, run, default)
-    try:
-        of_file = {} if file is None else _values_of(file, kind)
-    except UserError as error:
-        if run is None:
-            raise
-        raise UserError(
-            f"resume: cannot read the settings of {run}, which the script that made it continues: {error}"
-        ) from None
+    of_file = {} if file is None else _values_of(file, kind)
     values = _flat(kind, asdict(kind())) | of_file
     if parsed.help:
         show_values(parser, values)
@@ -269,10 +262,11 @@ def _read_line(
         sys.exit(0)
 
     if single_agent:
+        given = flags if run is None else values | flags
         for key in KEYS_OF_SEVERAL:
-            if flags.get(key) not in (None, 1):
+            if given.get(key) not in (None, 1):
                 raise UserError(
-                    f"{key}: expected 1, as this script trains a single agent, got {flags[key]}"
+                    f"{key}: expected 1, as this script trains a single agent, got {given[key]}"
                 )
     if run is not None and parsed.config:
         raise UserError(
@@ -289,7 +283,8 @@ def _read_line(
         # An entry of a list, such as agents.1.device, came with the list.
         in_file = [name for name in of_file if f"{key}.".startswith(f"{name}.")]
         where = f"{file}: " if in_file and in_file[0] not in flags else ""
-        raise UserError(f"{where}{error}") from None
+        advice = " (a run is continued by the script that made it)" if where and run else ""
+        raise UserError(f"{where}{error}{advice}") from None
     if parsed.print_config:
         print(yaml_text(asdict(config)), end="")
         sys.exit(0)

@@ -23,6 +23,7 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -70,9 +71,17 @@ def _role_name(name: str | None) -> str | None:
     if not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES:
         reserved = ", ".join(RESERVED_NAMES)
         raise ValueError(
-            f"null or a name of letters, digits and _, other than {reserved} and Python's keywords"
+            f"expected null or a name of letters, digits and _, other than {reserved} and Python's keywords"
         )
     return name
+
+
+def _url(url: str) -> str:
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        raise ValueError(f"expected a URL ({error})") from None
+    return url
 
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -138,7 +147,11 @@ def refusal(kind: type[Settings], error: ValidationError) -> str:
     if first["type"].startswith("missing"):
         return f"{key}: {first['msg']}"
     # A key that takes several types has an error for each of them.
-    of_the_key = [other["msg"] for other in errors if _key(kind, other["loc"])[0] == key]
+    of_the_key = [
+        other["msg"].removeprefix("Value error, ")  # before what our own validators say
+        for other in errors
+        if _key(kind, other["loc"])[0] == key
+    ]
     return f"{key}: {' or '.join(dict.fromkeys(of_the_key))}, got {first['input']!r}"
 
 
@@ -399,8 +412,8 @@ class PPOConfig(Settings):
         value_head_init: `random`: TRL's, whose initial values are noise on the scale of the rewards; `zeros`: no noise
             (PPO).
         max_grad_norm: Gradient norm to clip at; null for none.
-        ratio_threshold: Where the mean probability ratio of a mini-batch (of whole responses with reinforce and rloo,
-            else of tokens) exceeds this, the step's gradient is set to
+        ratio_threshold: Where the mean probability ratio of a mini-batch (with reinforce and rloo that of the whole
+            response at each of its tokens) exceeds this, the step's gradient is set to
             zero and counted in `dropped_steps`.
         reward_scaling: Divide training rewards by their running standard deviation, unless all so far are alike.
         reward_normalization: With reward_scaling, also subtract their running mean.
@@ -477,7 +490,9 @@ class SamplingConfig(Settings):
     repetition_penalty: PositiveFloat = 1.0
     stop: list[NotEmpty] = Field(default_factory=list)
     engine: Literal["native", "vllm"] = "native"
-    engine_url: Annotated[str, Field(pattern="^https?://")] = "http://127.0.0.1:8000"
+    engine_url: Annotated[str, Field(pattern="^https?://"), AfterValidator(_url)] = (
+        "http://127.0.0.1:8000"
+    )
 
     def check(self) -> None:
         if self.max_new_tokens < self.min_new_tokens:
@@ -580,8 +595,7 @@ class Config(Settings):
         eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl, of which
             the first is before training; 0 for none.
         eval_queries: Number of held-out queries per evaluation, from the first.
-        callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of them, which a task's command adds
-            to the run (docs/own_task.md).
+        callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of them (docs/own_task.md).
         model: The policy.
         lora: Adapters instead of full fine-tuning.
         cory: The method.

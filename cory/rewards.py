@@ -311,7 +311,6 @@ class Classifier:
         device: where it runs.
         separator: between prompt and response. A response that continues its prompt has its own space; one that is a
             turn of a chat does not.
-        key: of the settings, for messages and records.
         recorded_as: its name in a run's config.yaml, if another than `name`.
 
     Raises a UserError: there is no such classifier, or it has no such label.
@@ -324,15 +323,14 @@ class Classifier:
         batch_size: int = 64,
         device: torch.device | str = "cpu",
         separator: str = "",
-        key: str = "task.reward_model",
         recorded_as: str | None = None,
     ) -> None:
-        model, self.tokenizer, self.index = load_classifier(name, label, key)
+        model, self.tokenizer, self.index = load_classifier(name, label)
         self.model: PreTrainedModel = model.to(torch.device(device))
         self.batch_size = batch_size
         self.separator = separator
         # Identified in config.yaml, so that another model behind this name is refused.
-        self.models = {key: (recorded_as or name, name)}
+        self.models = {"task.reward_model": (recorded_as or name, name)}
         self.max_length = _most_tokens(model)
         self.tokenizer.truncation_side = "left"  # of a text that is too long the response stays
         # The model's, not the tokenizer's, which may be another.
@@ -396,19 +394,19 @@ class Classifier:
 
 
 def load_classifier(
-    name: str, label: str | None, key: str
+    name: str, label: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
     """A sequence classifier, its tokenizer, and the index of `label`; None: of its only output.
 
     Raises a UserError: it or its tokenizer is missing, it is no classifier, it lacks weights (such
     as its head's), or it has no such label.
     """
-    where = find(name, key)
+    where = find(name, "task.reward_model")
     try:
         labels = AutoConfig.from_pretrained(name, trust_remote_code=False, **where).id2label
     except LOADING as error:
         raise UserError(
-            f"{key}: expected a sequence classifier, got {name!r} ({first_line(error)})"
+            f"task.reward_model: expected a sequence classifier, got {name!r} ({first_line(error)})"
         ) from None
     if label is None:
         expected = "a single output"
@@ -420,12 +418,14 @@ def load_classifier(
             i for i, text in labels.items() if is_one_of_several and text.upper() == label.upper()
         ]
     if not indices:
-        raise UserError(f"{key}: expected a classifier with {expected}, got {labels} in {name!r}")
+        raise UserError(
+            f"task.reward_model: expected a classifier with {expected}, got {labels} in {name!r}"
+        )
     model, tokenizer = load_model(
         AutoModelForSequenceClassification,
         "a sequence classifier",
         name,
-        key,
+        "task.reward_model",
         {"dtype": "float32"},
         where,
     )

@@ -354,7 +354,8 @@ def without_long_prompts(
     prompts.check_columns(rows.column_names)
     queries = [prompts.render(0, row) for row in rows]
     chat_template = config.of_agent(0).model.chat_template
-    lengths = list(map(len, encode(tokenizer_of(config), queries, chat_template)))
+    # By any one date, if the template writes it: which rows are left out does not depend on the day.
+    lengths = list(map(len, encode(tokenizer_of(config), queries, chat_template, "2000-01-01")))
     short = [row for row, length in enumerate(lengths) if length <= limit]
     if not short:
         raise UserError(
@@ -410,7 +411,7 @@ def check_fits(
             fitting.append(min(queries[row] for row in too_long) - 1)
     if not counts:
         return
-    remedy = f"Prompts of at most {min(fitting)} tokens fit; of an own task task.max_prompt_tokens leaves out the rest"
+    remedy = f"Prompts of at most {min(fitting)} tokens fit: see task.max_prompt_tokens"
     if min(_prompt_lengths(config, task, task.dataset, 0, agents[0])) > min(fitting):
         remedy = (
             "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or those of the roles, or shorten "

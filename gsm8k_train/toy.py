@@ -236,7 +236,7 @@ def attempt(rng: random.Random, asked: Problem, mistakes: float) -> str:
     right = int(asked.answer.split()[-1])
     return (
         text
-        or f"#### {rng.choice([n for n in range(right - 3, right + 4) if n not in (right, 0) and n > 0])}"
+        or f"#### {rng.choice([n for n in range(right - 3, right + 4) if n != right and n > 0])}"
     )
 
 

@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from cory.data import check_held_out, load_dataset
 from cory.errors import UserError
-from cory.models.text import decode
+from cory.models.text import are_turns, decode
 from cory.parallel.devices import choose_device
 from cory.rewards import Classifier, Reward
 from cory.roles import RolePrompts
@@ -73,7 +73,7 @@ def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
     settings = config.task
     name = str(toy.REWARD_MODEL) if settings.reward_model == "tiny" else settings.reward_model
     # A response that continues a review has its own space, one that is a turn of a chat does not.
-    separator = " " if config.of_agent(0).model.chat_template else ""
+    separator = " " if are_turns([], config.of_agent(0).model.chat_template) else ""
     classifier = Classifier(
         name,
         settings.reward_label,

@@ -30,7 +30,7 @@ class Results:
         baseline: the runs' name that others are measured against.
         evaluation: of each run that has ended; None: there is none.
         set_for_all: keys that are changed in every run, of which rows record the values.
-        given: those of them that the command changes, so that rows without them are of other settings.
+        given: those of them that the command changes: rows without them are of other settings.
 
     Raises:
         UserError: a row is not of what is planned.
@@ -137,10 +137,12 @@ class Results:
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
             for key in self.given:
-                if key not in row.index:
+                value = flat(planned[run].settings).get(key)
+                # A name may be that of a folder on the machine that measured the row.
+                if key not in row.index and not isinstance(value, str):
                     raise UserError(
                         f"--set: expected none of {key} beside the rows in {self.out}, which were measured without it, "
-                        f"got {shown(flat(planned[run].settings).get(key))!r}. Name another --out"
+                        f"got {value!r}. Name another --out"
                     )
             self._check(row, planned[run])
 

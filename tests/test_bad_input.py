@@ -130,7 +130,7 @@ def test_a_broken_model_is_refused(name, request, tmp_path):
     change(folder)
     if kind == "classifier":
         with refuses(rf"^task.reward_model: .*{match}"):
-            load_classifier(str(folder), "POSITIVE", "task.reward_model")
+            load_classifier(str(folder), "POSITIVE")
     else:
         with refuses(rf"^model.name: .*{match}"):
             load_policy(ModelConfig(str(folder)))

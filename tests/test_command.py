@@ -56,6 +56,7 @@ def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
         ("seed", "--seed -1"),
         ("cory.weight", "--cory.weight .inf"),
         ("sampling.temperature", "--sampling.temperature 0"),
+        ("sampling.engine_url", "--sampling.engine_url http://localhost:99999"),
         ("agents.1.lora.rank", "--agents=[{},{lora: {rank: -1}}]"),
         ("roles.0.name", "--roles=[{name: class},{}]"),
         # no key
@@ -205,6 +206,12 @@ def test_resume_takes_the_settings_of_the_run(tmp_path):
     assert refused("--resume", str(run), "--output", "elsewhere").startswith("output: ")
     (run / "config.yaml").write_text("itertions: 7\n")
     assert refused("--resume", str(run)).startswith(f"{run / 'config.yaml'}: itertions: ")
+    # of another script
+    (run / "config.yaml").write_text("cory: {num_agents: 2}\n")
+    with pytest.raises(UserError, match=r"^cory\.num_agents: expected 1, .* got 2$"):
+        load(ImdbConfig, TINY, ["--resume", str(run)], single_agent=True)
+    (run / "config.yaml").write_text("task: {subset: main}\n")
+    assert refused("--resume", str(run)).endswith("(a run is continued by the script that made it)")
 
 
 def test_help_names_every_key_and_imports_no_torch():

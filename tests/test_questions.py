@@ -265,7 +265,7 @@ def test_a_run_from_files(settings, tmp_path):
         assert prompts == drawn["prompt"][::3] + drawn["prompt"]
         assert question == ["plot"] * 4 + QUESTIONS * 4
         assert answer == drawn["answer"][::3] + drawn["answer"]
-    # Held-out rows, and the fixed samples, are read row by row.
+    # Held-out rows are read row by row; of the fixed samples each is of another query.
     held_out = next(call for call in calls if call[0][0] == call[0][2] and len(call[0]) == 8)
     assert held_out[2] == [*QUESTIONS, "plot"] * 2
 

@@ -386,7 +386,9 @@ class Learner(ABC):
                 new = experience.old.take_first_pass()
                 if new is None:
                     new = self.forward(rows.window)
-                entropies = new.entropy(self.pass_size.rows_without_gradient(rows.window))
+                entropies = losses.entropy(
+                    new.all_logprobs, self.pass_size.rows_without_gradient(rows.window)
+                )
                 terms = self.loss_terms(new, entropies, rows, tokens, len(indices))
                 # Not `accelerator.backward`, whose number of mini-batches is that of the Accelerator made last.
                 (terms.loss / self.ppo.gradient_accumulation_steps).backward()
@@ -466,7 +468,7 @@ class Learner(ABC):
         self.reward_moments = RewardMoments(self.accelerator)
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Trained weights and the optimizer's state; the KL coefficient, reward moments and sizes of passes as json."""
+        """Trained weights and the optimizer's state; the KL coefficient and reward moments as json."""
         moments = self.reward_moments
         numbers = {
             "kl_coef": self.kl_controller.value,
@@ -480,7 +482,7 @@ class Learner(ABC):
         return tensors_of(self._trained(), self.optimizer), numbers
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Loads what `save_state` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
+        """Loads what `save_state` returned. If a weight is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
         self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])

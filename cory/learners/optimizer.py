@@ -29,7 +29,7 @@ def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Te
 def load_tensors(
     tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter], optimizer: Any
 ) -> None:
-    """Loads what `tensors_of` returned. If a tensor is missing or misfits, raises a ValueError, nothing changed."""
+    """Loads what `tensors_of` returned. If a weight is missing or misfits, raises a ValueError, nothing changed."""
     state_keys: dict[str, list[str]] = {name: [] for name in trained}
     for key in tensors:
         kind, name, *_ = key.split("/")

@@ -130,7 +130,7 @@ def make_trainer(
         ):
             warnings.filterwarnings("ignore", message=message)
         return trl.PPOTrainer(
-            config=trl_config(config.ppo, config.seed),
+            config=trl_config(config.ppo),
             model=wrapped,
             ref_model=None,
             tokenizer=tokenizer,

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cory.learners import losses
 from cory.learners.losses import LossTerms
 from cory.models.window import Window
 from cory.parallel.devices import to_device
@@ -25,10 +24,6 @@ class ForwardPass(NamedTuple):
     logprobs: Tensor
     values: Tensor | None
     all_logprobs: Tensor
-
-    def entropy(self, rows_at_a_time: int) -> Tensor:
-        """In nats, without gradient."""
-        return losses.entropy(self.all_logprobs, rows_at_a_time)
 
 
 @dataclass

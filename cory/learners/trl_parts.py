@@ -66,7 +66,7 @@ TRL_NAMES = {
 }
 
 
-def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
+def trl_config(ppo: PPOConfig) -> trl.PPOConfig:
     """The settings under TRL's names; batches are one process's share."""
     settings = {
         TRL_NAMES.get(name, name): value for name, value in asdict(ppo).items() if name not in OURS
@@ -78,7 +78,7 @@ def trl_config(ppo: PPOConfig, seed: int) -> trl.PPOConfig:
             "ignore", message="`PPOConfig` is deprecated", category=FutureWarning
         )
         # TRL would move every policy to the process's device. Agents may have others.
-        return trl.PPOConfig(seed=seed, accelerator_kwargs={"device_placement": False}, **settings)
+        return trl.PPOConfig(accelerator_kwargs={"device_placement": False}, **settings)
 
 
 KLController: TypeAlias = AdaptiveKLController | FixedKLController

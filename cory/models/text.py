@@ -122,9 +122,7 @@ def _with_date(template: str, date: str) -> str:
 
 def are_turns(prompts: Sequence[Any], chat_template: ChatTemplate = False) -> bool:
     """Whether prompts, and so their responses, are turns of a chat; else a response continues its prompt's text."""
-    return chat_template not in (False, None) or not all(
-        isinstance(prompt, str) for prompt in prompts
-    )
+    return chat_template is not False or not all(isinstance(prompt, str) for prompt in prompts)
 
 
 def plain_texts(

@@ -123,17 +123,12 @@ def all_reduce_max(value: float) -> float:
     return largest.item()
 
 
-def all_gather_object(value: T) -> list[T]:
-    """A value from each process, in all of them, by rank."""
-    values = [value] * world_size()
-    if len(values) > 1:
-        dist.all_gather_object(values, value)
-    return values
-
-
 def gather_rows(rows: Sequence[T]) -> list[T]:
     """The rows of all processes, one process's after the other's."""
-    return [row for rows_of_process in all_gather_object(list(rows)) for row in rows_of_process]
+    by_rank = [list(rows)] * world_size()
+    if len(by_rank) > 1:
+        dist.all_gather_object(by_rank, list(rows))
+    return [row for rows_of_process in by_rank for row in rows_of_process]
 
 
 def broadcast_object(value: T | None) -> T:

@@ -236,8 +236,10 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
     later roles never learn to answer that, and have no solo responses.
     """
     config = trainer.config
-    rows = min(NUM_QUERIES, len(trainer.task.dataset))
-    batch = Batch(trainer.task.dataset[:rows], config.sampling.max_new_tokens)
+    size = trainer.task.rows_per_query
+    queries = min(NUM_QUERIES, len(trainer.task.dataset) // size)
+    rows = [query * size + query % size for query in range(queries)]  # one of each query
+    batch = Batch(trainer.task.dataset[rows], config.sampling.max_new_tokens)
 
     first_chain = [trainer.agents[index] for index in trainer.schedule.order(0)]
     own_prompts = any(role.prompt is not None for role in config.roles)

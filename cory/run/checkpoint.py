@@ -98,8 +98,6 @@ def save(
     """Writes a checkpoint, and removes all but the newest `keep`. All processes must call this."""
     folder = run.folder / "checkpoints"
     target = folder / f"iter-{state.iteration:06d}"
-    if distributed.broadcast_object(target.exists()):  # saved already
-        return
     if run.writes:
         unfinished = unfinished_folder(folder)
     numbers = {}
@@ -326,4 +324,6 @@ def _advice(run: Path, error: Exception) -> str:
     text = f"The newest checkpoint is {paths[-1]}."
     if isinstance(error, NotFinite):
         return f"{text} Continued, it would fail again: try a new run with a smaller ppo.learning_rate."
+    if finished_iterations(run) == int(paths[-1].name.removeprefix("iter-")):
+        return f"{text} The run is finished, and its agents are saved."
     return f"{text} Continue with: {resume_command(run)}"

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 UNFINISHED = ".unfinished"
 BEST = "best"  # in a run's folder, that of its best agents (`guards.patience`)
-SUMMARY = "summary.json"  # written last: a run that has it is finished
+SUMMARY = "summary.json"  # written after the agents: a run that has it is finished
 
 
 class Run:
@@ -45,7 +45,7 @@ class Run:
     Attributes:
         history: the lines of metrics.jsonl so far.
         seconds: that each iteration so far has taken.
-        summary: what callbacks add to summary.json.
+        summary: what callbacks of the package add to summary.json.
         exits: closes what callbacks open, however the run ends; the last one first.
     """
 

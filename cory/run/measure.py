@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NUM_QUERIES = 4  # whose responses are shown before and after training, and in samples.jsonl
 EMPTY_SHARE = 0.1
 
-# What the flags in metrics.jsonl mean; each is printed once per run.
+# What the flags in metrics.jsonl mean; each is printed once per start of a run.
 MEANING = {
     "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or, "
     "where ppo.kl_penalty is full, kl (docs/paper.md, 'KL penalty').",

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from cory.errors import counted
 from cory.metrics import TITLES
 from cory.run.folder import read_rows, write_text
-from cory.run.settings import read_settings
+from cory.run.settings import named, read_settings
 from cory.run.tables import (
     ended_early,
     labelled,
@@ -99,7 +99,7 @@ def run_page(folder: Path, method: str) -> Page:
     planned = settings["iterations"]
     done = len({row["iteration"] for row in rows})
     facts = [method, f"{done} of {counted(planned, 'iteration')}", f"seed {settings['seed']}"]
-    page = Page(folder.name, facts)
+    page = Page(named(folder).name, facts)
     if summary.get("stopped"):
         page.notes.append(ended_early(summary, planned))
     if "best" in summary:

@@ -131,7 +131,9 @@ def curves(records: list[dict[str, Any]], several_roles: bool) -> dict[str, floa
         agent, role = record["agent"], record["role"]
         prefix = f"{agent}/{role}" if several_roles else agent
         values |= {
-            f"{prefix}/{key}": value for key, value in record.items() if isinstance(value, float)
+            f"{prefix}/{key}": value
+            for key, value in record.items()
+            if isinstance(value, int | float) and key != "iteration"
         }
         values[f"{agent}/is_{role}"] = 1
     return values

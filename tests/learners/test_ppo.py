@@ -83,7 +83,7 @@ def ppo_config(**settings):
 def make_stock(tokenizer, **settings):
     """TRL's trainer, and what it computes of each batch: values, advantages and returns of response tokens."""
     model, ref_model = policies(tokenizer, StockPolicy)
-    config = trl_config(ppo_config(**settings), 0)
+    config = trl_config(ppo_config(**settings))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = trl.PPOTrainer(

@@ -11,6 +11,7 @@ from test_ppo import ragged
 from cory.agent import make_agents
 from cory.config import Config, SamplingConfig
 from cory.evaluation.answer import Answerer
+from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.ppo import PPOLearner
 from cory.learners.trl_parts import PolicyWithValueHead
@@ -47,7 +48,7 @@ def test_numbers_are_those_of_the_tempered_distributions(tokenizer, algorithm):
     batch = window.pack(queries, responses, pad_token(tokenizer))
     found = learner.evaluate(batch)
     passed = learner.forward(batch)
-    entropy = passed.entropy(8)
+    entropy = losses.entropy(passed.all_logprobs, 8)
     rows = zip(queries, responses, strict=True)
     for row, (query, response) in enumerate(rows):
         policy = tempered(learner.policy, query, response)

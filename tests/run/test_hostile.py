@@ -51,7 +51,7 @@ def bomb(tmp_path):
 def test_model_weights(bomb, policy_folder, classifier_folder, tmp_path, name):
     for folder, read in (
         (policy_folder, lambda path: load_policy(ModelConfig(name=path))),
-        (classifier_folder, lambda path: load_classifier(path, "POSITIVE", "task.reward_model")),
+        (classifier_folder, lambda path: load_classifier(path, "POSITIVE")),
     ):
         copy = shutil.copytree(folder, tmp_path / folder.name)
         (copy / "model.safetensors").unlink()
@@ -71,7 +71,7 @@ def test_adapter_weights(bomb, config, tmp_path, name):
 
 
 def load_reward_model(model):
-    return load_classifier(model.name, None, "task.reward_model")
+    return load_classifier(model.name, None)
 
 
 @pytest.mark.parametrize("load", [load_policy, load_reward_model])
