@@ -174,7 +174,7 @@ def open_run(trainer: CoryTrainer) -> Iterator[Run]:
                     _prepare_agents(trainer.agents, run)
                 yield run
             except Exception as error:
-                error.add_note(_advice(folder, error))
+                error.add_note(_advice(folder, trainer, error))
                 raise
 
 
@@ -316,7 +316,7 @@ def resume_command(run: Path) -> str:
     return f"config.resume = {str(run)!r}"
 
 
-def _advice(run: Path, error: Exception) -> str:
+def _advice(run: Path, trainer: CoryTrainer, error: Exception) -> str:
     """What the message of a run that failed ends with."""
     paths = checkpoints(run)
     if not paths:
@@ -324,6 +324,8 @@ def _advice(run: Path, error: Exception) -> str:
     text = f"The newest checkpoint is {paths[-1]}."
     if isinstance(error, NotFinite):
         return f"{text} Continued, it would fail again: try a new run with a smaller ppo.learning_rate."
-    if finished_iterations(run) == int(paths[-1].name.removeprefix("iter-")):
+    state = trainer.state
+    is_done = state.stopped_by is not None or state.iteration == trainer.config.iterations
+    if is_done and finished_iterations(run) == state.iteration:
         return f"{text} The run is finished, and its agents are saved."
     return f"{text} Continue with: {resume_command(run)}"

@@ -183,6 +183,14 @@ def test_what_fails_after_the_run_is_finished_is_not_told_to_continue_it(one):
         trainer.train()
     (note,) = error.value.__notes__
     assert "is finished" in note and "Continue" not in note
+    # One that is extended is not.
+    run = trainer.run.folder
+    with pytest.raises(ZeroDivisionError) as error:
+        failing = after(count_good, 1, lambda: 1 / 0)
+        extended = make_trainer(replace(one, iterations=2, resume=str(run)), failing)
+        extended.callbacks.append(Callback())
+        extended.train()
+    assert "Continue" in error.value.__notes__[0]
 
 
 def test_a_run_without_a_checkpoint_begins_again(one, whole, tmp_path):
