@@ -59,18 +59,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     single = next((item for item in planned if is_single(item.settings)), planned[0])
     baseline = experiment.baseline or single.label
     local = {key for key, value in changes.items() if _is_of_this_machine(value)}
-    given = [key for key in changes if key not in local]
-    set_for_all = [*(key for key in of_scale.flags if key not in local), *given]
+    set_for_all = [key for key in [*of_scale.flags, *changes] if key not in local]
     results = Results(
-        out,
-        experiment.name,
-        scale,
-        planned,
-        experiment.over,
-        baseline,
-        evaluation,
-        set_for_all,
-        given,
+        out, experiment.name, scale, planned, experiment.over, baseline, evaluation, set_for_all
     )
 
     # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.

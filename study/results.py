@@ -30,7 +30,6 @@ class Results:
         baseline: the runs' name that others are measured against.
         evaluation: of each run that has ended; None: there is none.
         set_for_all: keys that are changed in every run, of which rows record the values.
-        given: those of them that the command changes: rows without them are of other settings.
 
     Raises:
         UserError: a row is not of what is planned.
@@ -46,7 +45,6 @@ class Results:
         baseline: str,
         evaluation: RunEvaluation | None = None,
         set_for_all: Sequence[str] = (),
-        given: Sequence[str] = (),
     ) -> None:
         self.out = out
         self.experiment = experiment
@@ -56,7 +54,6 @@ class Results:
         self.baseline = baseline
         self.evaluation = evaluation
         self.keys = [*varied_keys(planned), *set_for_all]
-        self.given = given
         self.study = read_study(out) if (out / "runs.csv").exists() else None
         if self.study is not None:
             # Without the other files' rows of a run whose row in runs.csv was deleted, or not yet written.
@@ -136,14 +133,6 @@ class Results:
                     f"--out: expected rows of {self.experiment} at {self.scale} as it is planned, got "
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
-            for key in self.given:
-                value = flat(planned[run].settings).get(key)
-                # A name may be that of a folder on the machine that measured the row.
-                if key not in row.index and not isinstance(value, str):
-                    raise UserError(
-                        f"--set: expected none of {key} beside the rows in {self.out}, which were measured without it, "
-                        f"got {value!r}. Name another --out"
-                    )
             self._check(row, planned[run])
 
     def _check(self, row: "pd.Series[Any]", item: Planned) -> None:

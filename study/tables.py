@@ -32,7 +32,6 @@ from study.collapse import collapses
 from study.differences import HELD_OUT, differences
 from study.equal_reward import ANY, at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
-from study.experiment_file import read_experiment
 from study.frame import Study, read_study
 from study.frontier import beaten, frontiers_apart
 from study.plan import ROOT
@@ -195,20 +194,14 @@ def table(description: str) -> str:
 
 
 def _awaits_rows(source: str) -> bool:
-    """Whether a folder under results/ has no rows, and is named after an experiment, or one at one of its scales."""
+    """Whether a folder under results/ has no rows, and is named after an experiment."""
     if (ROOT / "results" / source / "runs.csv").exists():
         return False
-    files = {file.stem: file for file in (ROOT / "configs/experiments").glob("*.yaml")}
-    for file in (ROOT / "examples").glob("*/*.yaml"):
-        files[f"{file.parent.name}_{file.stem}"] = file
-    if source in files:
-        return True
-    begun = [name for name in files if source.startswith(f"{name}_")]
-    return any(
-        source == f"{name}_{scale.removeprefix('tiny_')}"
-        for name in begun
-        for scale in read_experiment(files[name]).scales
-    )
+    experiments = [file.stem for file in (ROOT / "configs/experiments").glob("*.yaml")]
+    of_examples = [
+        f"{file.parent.name}_{file.stem}" for file in (ROOT / "examples").glob("*/*.yaml")
+    ]
+    return source in (*experiments, *of_examples)
 
 
 def _check_names(study: Study, options: Mapping[str, str]) -> None:
