@@ -140,13 +140,12 @@ def against_rivals(
         row = {"group": rival.group, "answers": rival.answers, "n": ""}
         for key in shown:
             ours, theirs = _by_seed(study, chain, key), _by_seed(study, rival, key)
-            if rival.group == BASE:
-                row[column_title(key)] = mean_cell(theirs, key)
-                theirs = ours * 0 + theirs.iloc[0]
-            else:  # of the seeds that both have
-                theirs = theirs[theirs.index.isin(ours.index)]
+            if rival.group != BASE:
+                theirs = theirs[theirs.index.isin(ours.index)]  # of the seeds that both have
                 row["n"] = str(len(theirs))
-                row[column_title(key)] = mean_cell(theirs, key)
+            row[column_title(key)] = mean_cell(theirs, key)
+            if rival.group == BASE:
+                theirs = ours * 0 + theirs.iloc[0]
             kind = ", own KL" if key == OWN_KL_REWARD else ""
             title = f"{chain.group} minus it{kind} (over seeds)"
             row[title] = "" if rival == chain else difference_text(ours, theirs, key)
