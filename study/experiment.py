@@ -159,7 +159,6 @@ def _finish(item: Planned, results: Results, args: argparse.Namespace) -> None:
     if args.discard_agents and evaluation and evaluation.first() != item.folder and not is_start:
         for agent in item.folder.glob("agent_*"):
             shutil.rmtree(agent)
-        shutil.rmtree(evaluation.folder_of(item.folder))
 
 
 def _make_missing_models(planned: Sequence[Planned]) -> None:
@@ -209,8 +208,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--discard-agents",
         action="store_true",
-        help="Remove the agents and held-out responses of each run once it is evaluated, but for those of the first "
-        "and of runs from which others start",
+        help="Remove the agents of each run once it is evaluated, but for those of the first and of runs from which "
+        "others start",
     )
     args = parser.parse_args(argv)
     for key in ("seeds", "jobs", "cpus"):

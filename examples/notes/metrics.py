@@ -8,6 +8,11 @@ from .make import QUESTIONS
 Values = list[float | None]
 
 
+def names(note: str, value: str) -> bool:
+    """Whether a note holds a fact; of a street, its name is enough."""
+    return bool(re.search(rf"\b{value.removesuffix(' Street')}\b", note, re.IGNORECASE))
+
+
 def _named(fact: str) -> Callable[..., Values]:
     """1.0 where a note holds the fact, 0.0 where it does not; None for answers, and where another fact is asked for."""
 
@@ -24,8 +29,7 @@ def _named(fact: str) -> Callable[..., Values]:
             if who != "note_taker" or asked != QUESTIONS[fact]:
                 values.append(None)
                 continue
-            name = right.removesuffix(" Street")  # of a street, its name is enough
-            values.append(float(re.search(rf"\b{name}\b", text, re.IGNORECASE) is not None))
+            values.append(float(names(text, right)))
         return values
 
     return metric

@@ -1,6 +1,8 @@
 """The notes' example: its rule, its data, its settings, and an iteration on a random model."""
 
 import doctest
+import importlib
+import json
 
 import pytest
 from conftest import ROOT, imported
@@ -169,3 +171,38 @@ def test_what_notes_name_and_which_answers_are_right_by_fact(monkeypatch):
     ]
     assert metrics["right_rooms"](**columns) == [None, None, 1.0, None]
     assert metrics["right_pets"](**columns) == [None, None, None, 0.0]
+
+
+def test_how_many_facts_the_notes_of_a_run_name(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(ROOT)
+    facts = importlib.import_module("examples.notes.facts")
+    ash = {"street": "Ash Street", "rooms": "3", "rent": "650", "pets": "none"}
+    oak = {"street": "Oak Street", "rooms": "2", "rent": "900", "pets": "dogs"}
+    flats = [
+        flat | {"listing": name, "asked": "rent"}
+        for flat, name in ((ash, "first"), (oak, "second"))
+    ]
+    monkeypatch.setattr(facts, "flats_of", lambda split: flats)
+    notes = {
+        "base": ["nothing", "a dog"],
+        "run/agent_1": ["ash, 3 rooms, 650, none", "Oak, dogs"],
+        "run/agent_2": ["Ash", "Oak"],
+    }
+    with open(tmp_path / "responses.jsonl", "w") as file:
+        for model, texts in notes.items():
+            for role, read in (("note_taker", None), ("answerer", model)):
+                for text in texts:
+                    written = text if read is None else f" to {text}"
+                    reader = model if read is None else f"{model} read"
+                    row = {"model": reader, "role": role, "read": read, "completions": [written]}
+                    file.write(json.dumps(row) + "\n")
+    base, run = facts.of_responses(tmp_path / "responses.jsonl")
+    assert (base["run"], base["notes_by_facts_named"]) == ("base", [2, 0, 0, 0, 0])
+    assert (run["run"], run["notes_by_facts_named"]) == ("run", [0, 0, 1, 0, 1])
+    assert run["first"][1] == {
+        "listing": "second",
+        "note": "Oak, dogs",
+        "question": "What is the rent?",
+        "answer": "to Oak, dogs",
+        "right": "900",
+    }

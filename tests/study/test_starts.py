@@ -72,18 +72,10 @@ def test_agents_from_which_others_start_are_not_discarded(tmp_path, monkeypatch)
 
     monkeypatch.setattr(engines, "run_here", run_here)
     monkeypatch.setattr("study.run_evaluation.RunEvaluation.rows", lambda self, item: [])
-    monkeypatch.setattr(
-        "study.run_evaluation.RunEvaluation.folder_of", lambda self, run: _folder(tmp_path / "of")
-    )
     experiment.command_line(["trial.yaml", "--discard-agents", "--seeds", "1"])
     runs = tmp_path / "runs/experiments/tiny/trial"
     assert (runs / "PPO-seed3/agent_1").exists()
     assert not (runs / "reader-seed3/agent_1").exists()
-
-
-def _folder(path):
-    path.mkdir(exist_ok=True)
-    return path
 
 
 def results_of(tmp_path, name, folder, text, scale="tiny"):
