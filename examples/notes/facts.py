@@ -9,11 +9,9 @@ facts (`notes_by_facts_named`), and the first five listings, each with note and 
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from cory.run.folder import read_rows
 
 from .make import FACTS, QUESTIONS, flats_of
 from .metrics import names
@@ -23,39 +21,38 @@ FIRST = 5
 
 def of_responses(file: Path) -> Iterator[dict[str, Any]]:
     """The line of each note-taker of an evaluation: a run's first agent, or the untrained model."""
-    flats = flats_of("fresh")
-    notes: dict[str, list[str]] = {}
-    answers: dict[str, list[str]] = {}
-    for row in read_rows(file):
-        model, text = row["model"], row["completions"][0].strip()
-        if row["role"] == "note_taker":
-            notes.setdefault(model, []).append(text)
-        else:
-            answers.setdefault(row["read"], []).append(text)
+    notes: dict[str, dict[int, str]] = {}  # by model and query, as answers
+    answers: dict[str, dict[int, str]] = {}
+    with open(file, encoding="utf-8") as lines:
+        for line in lines:
+            row = json.loads(line)
+            text = row["completions"][0].strip()
+            if row["role"] == "note_taker":
+                notes.setdefault(row["model"], {})[row["query"]] = text
+            else:
+                answers.setdefault(row["read"], {})[row["query"]] = text
     for model in notes:
         run, _, agent = model.partition("/")
         if agent in ("", "agent_1"):
-            yield {"run": run, **of_notes(flats, notes[model], answers[model])}
+            yield {"run": run, **of_notes(notes[model], answers[model])}
 
 
-def of_notes(
-    flats: Sequence[dict[str, str]], notes: Sequence[str], answers: Sequence[str]
-) -> dict[str, Any]:
-    """How many facts the notes name, and the first of them. All sequences are in the order of the flats."""
+def of_notes(notes: Mapping[int, str], answers: Mapping[int, str]) -> dict[str, Any]:
+    """How many facts the notes name, and the first of them. Both by query, which is a row of fresh.jsonl."""
+    flats = flats_of("fresh")
     named = Counter(
-        sum(names(note, flat[fact]) for fact in FACTS)
-        for flat, note in zip(flats, notes, strict=True)
+        sum(names(note, flats[query][fact]) for fact in FACTS) for query, note in notes.items()
     )
     first = [
         {
-            "listing": flat["listing"],
-            "note": note,
-            "question": QUESTIONS[flat["asked"]],
-            "answer": answer,
-            "right": flat[flat["asked"]],
+            "listing": flats[query]["listing"],
+            "note": notes[query],
+            "question": QUESTIONS[flats[query]["asked"]],
+            "answer": answers[query],
+            "right": flats[query][flats[query]["asked"]],
         }
-        for flat, note, answer in zip(flats, notes, answers, strict=True)
-    ][:FIRST]
+        for query in sorted(notes)[:FIRST]
+    ]
     counts = [named[number] for number in range(len(FACTS) + 1)]
     return {"notes_by_facts_named": counts, "first": first}
 

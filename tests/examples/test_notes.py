@@ -191,10 +191,14 @@ def test_how_many_facts_the_notes_of_a_run_name(tmp_path, monkeypatch):
     with open(tmp_path / "responses.jsonl", "w") as file:
         for model, texts in notes.items():
             for role, read in (("note_taker", None), ("answerer", model)):
-                for text in texts:
-                    written = text if read is None else f" to {text}"
-                    reader = model if read is None else f"{model} read"
-                    row = {"model": reader, "role": role, "read": read, "completions": [written]}
+                for query, text in enumerate(texts):
+                    row = {
+                        "model": model if read is None else f"{model} read",
+                        "role": role,
+                        "read": read,
+                        "query": query,
+                        "completions": [text if read is None else f" to {text}"],
+                    }
                     file.write(json.dumps(row) + "\n")
     base, run = facts.of_responses(tmp_path / "responses.jsonl")
     assert (base["run"], base["notes_by_facts_named"]) == ("base", [2, 0, 0, 0, 0])
