@@ -6,8 +6,8 @@ A JSON line for each run, and one for the untrained model: on how many of the li
 facts (`notes_by_facts_named`), and the first five listings, each with note and answer.
 """
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -58,6 +58,8 @@ def of_notes(notes: Mapping[int, str], answers: Mapping[int, str]) -> dict[str, 
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        for line in of_responses(Path(name)):
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", type=Path, help="responses.jsonl of evaluations")
+    for file in parser.parse_args().files:
+        for line in of_responses(file):
             print(json.dumps(line))
