@@ -13,8 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cory.run.folder import parse_rows
+
 from .make import FACTS, QUESTIONS, flats_of
-from .metrics import names
+from .metrics import is_named
 
 FIRST = 5
 
@@ -23,14 +25,12 @@ def of_responses(file: Path) -> Iterator[dict[str, Any]]:
     """The line of each note-taker of an evaluation: a run's first agent, or the untrained model."""
     notes: dict[str, dict[int, str]] = {}  # by model and query, as answers
     answers: dict[str, dict[int, str]] = {}
-    with open(file, encoding="utf-8") as lines:
-        for line in lines:
-            row = json.loads(line)
-            text = row["completions"][0].strip()
-            if row["role"] == "note_taker":
-                notes.setdefault(row["model"], {})[row["query"]] = text
-            else:
-                answers.setdefault(row["read"], {})[row["query"]] = text
+    for row in parse_rows(file.read_text(encoding="utf-8"), str(file)):
+        text = row["completions"][0].strip()
+        if row["role"] == "note_taker":
+            notes.setdefault(row["model"], {})[row["query"]] = text
+        else:
+            answers.setdefault(row["read"], {})[row["query"]] = text
     for model in notes:
         run, _, agent = model.partition("/")
         if agent in ("", "agent_1"):
@@ -41,7 +41,7 @@ def of_notes(notes: Mapping[int, str], answers: Mapping[int, str]) -> dict[str, 
     """How many facts the notes name, and the first of them. Both by query, which is a row of fresh.jsonl."""
     flats = flats_of("fresh")
     named = Counter(
-        sum(names(note, flats[query][fact]) for fact in FACTS) for query, note in notes.items()
+        sum(is_named(note, flats[query][fact]) for fact in FACTS) for query, note in notes.items()
     )
     first = [
         {

@@ -8,7 +8,7 @@ from .make import QUESTIONS
 Values = list[float | None]
 
 
-def names(note: str, value: str) -> bool:
+def is_named(note: str, value: str) -> bool:
     """Whether a note holds a fact; of a street, its name is enough."""
     return bool(re.search(rf"\b{value.removesuffix(' Street')}\b", note, re.IGNORECASE))
 
@@ -29,7 +29,7 @@ def _named(fact: str) -> Callable[..., Values]:
             if who != "note_taker" or asked != QUESTIONS[fact]:
                 values.append(None)
                 continue
-            values.append(float(names(text, right)))
+            values.append(float(is_named(text, right)))
         return values
 
     return metric
