@@ -28,7 +28,7 @@ from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from benchmarks.iteration import medians, processor, table
+from benchmarks.iteration import medians, table
 from benchmarks.shapes import Shape
 from benchmarks.ways import PHASES, Bench
 
@@ -93,6 +93,7 @@ def machine(device: Any) -> str:
 
     from cory.errors import counted
     from cory.identity import versions
+    from cory.parallel.devices import processor
 
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -11,7 +11,6 @@ import argparse
 import gc
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -107,20 +106,10 @@ def hardware() -> str:
     """The processor and torch, in words."""
     import torch
 
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+    from cory.parallel.devices import choose_device, machine_name
+
+    name = machine_name(choose_device("auto"))
     return f"{name}, {torch.get_num_threads()} CPU threads, torch {torch.__version__}"
-
-
-def processor() -> str:
-    """The name of the CPU."""
-    name = platform.processor() or platform.machine()
-    cpu = Path("/proc/cpuinfo")
-    if cpu.exists():
-        name = next(
-            (x.split(":")[1].strip() for x in cpu.read_text().splitlines() if "model name" in x),
-            name,
-        )
-    return name
 
 
 def medians(runs: list[Seconds]) -> Seconds:

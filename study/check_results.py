@@ -10,7 +10,6 @@ must come out exactly; elsewhere a difference is only said.
 
 import json
 import os
-import re
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -84,11 +83,11 @@ def conditions(threads: int) -> dict[str, Any]:
     """What numbers depend on to the bit besides code and settings."""
     import torch  # here and below, as importing it takes seconds
 
-    cpuinfo = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", cpuinfo.read_text()) if cpuinfo.exists() else None
-    processor = f"{found[1] if found else 'unknown'}, {torch.backends.cpu.get_cpu_capability()}"
+    from cory.parallel.devices import processor
+
+    computes = f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
     libraries = {name: version for name, version in versions().items() if name in ("torch", "trl")}
-    return {"processor": processor, "threads": threads, **libraries}
+    return {"processor": computes, "threads": threads, **libraries}
 
 
 def repeat(kept: Mapping[str, Any], where: Path) -> list[dict[str, Any]]:

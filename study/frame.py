@@ -2,7 +2,7 @@
 
 | frame | a row for each | file |
 |---|---|---|
-| `runs` | run: group, seed, settings in which runs differ, code version, seconds | runs.csv |
+| `runs` | run: group, seed, settings in which runs differ, code version, machine, seconds | runs.csv |
 | `metrics` | run, iteration and role: the metrics | metrics.csv.gz |
 | `final` | run and agent: means over the last iterations | final.csv |
 | `held_out` | run and way of answering: the metrics on held-out queries | held_out.csv |
@@ -211,10 +211,12 @@ def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     recorded = read_rows(folder / "metrics.jsonl")
     fingerprint = settings.get("fingerprint") or {}
+    versions = settings.get("versions") or {}
     row = {
         **columns,
         "run": folder.name,
-        "version": (settings.get("versions") or {}).get("commit", "unknown"),
+        "version": versions.get("commit", "unknown"),
+        "machine": versions.get("machine", ""),
         "iterations": 1 + max(values["iteration"] for values in recorded),
         "planned": settings["iterations"],
         "seconds": sum(

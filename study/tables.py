@@ -32,6 +32,7 @@ from study.collapse import collapses
 from study.differences import HELD_OUT, differences
 from study.equal_reward import ANY, at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
+from study.experiment_file import read_experiment
 from study.frame import Study, read_study
 from study.frontier import beaten, frontiers_apart
 from study.plan import ROOT
@@ -194,10 +195,13 @@ def table(description: str) -> str:
 
 
 def _awaits_rows(source: str) -> bool:
-    """Whether a folder under results/ has no rows, and is named after an experiment."""
+    """Whether a folder under results/ has no rows, and is named EXPERIMENT or EXPERIMENT_SCALE."""
     if (ROOT / "results" / source / "runs.csv").exists():
         return False
-    experiments = [file.stem for file in (ROOT / "configs/experiments").glob("*.yaml")]
+    experiments = []
+    for file in (ROOT / "configs/experiments").glob("*.yaml"):
+        scales = [f"{file.stem}_{scale}" for scale in read_experiment(file).scales]
+        experiments += [file.stem, *scales]
     of_examples = [
         f"{file.parent.name}_{file.stem}" for file in (ROOT / "examples").glob("*/*.yaml")
     ]

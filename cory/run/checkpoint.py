@@ -29,6 +29,7 @@ from cory.config import Config
 from cory.errors import NotFinite, UserError
 from cory.identity import check_models, data_hash, policy_models, versions
 from cory.parallel import distributed, sharding
+from cory.parallel.devices import choose_device, machine_name
 from cory.run.folder import (
     SUMMARY,
     Run,
@@ -197,12 +198,13 @@ def _prepare_agents(agents: Sequence[Agent], run: Run) -> None:
 
 
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The contents of config.yaml, also kept in checkpoints: a run's settings, its task's fingerprint, versions, date.
+    """Returns the contents of config.yaml, also kept in checkpoints: settings, fingerprint, versions, machine, date.
 
     What concerns one start alone has its default, so that the file can configure a new run.
     """
     record = asdict(config) | {"output": None, "resume": None}
-    record |= {"fingerprint": dict(fingerprint), "versions": versions()}
+    record["fingerprint"] = dict(fingerprint)
+    record["versions"] = versions() | {"machine": machine_name(choose_device(config.device))}
     record["date"] = date.today().isoformat()
     return json.loads(json.dumps(record))  # as it is read again
 

@@ -11,6 +11,7 @@ from test_resume import outcome
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig
+from cory.parallel import devices
 from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory
 
 DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
@@ -31,6 +32,17 @@ def test_a_process_that_began_on_a_gpu_goes_on_on_the_cpu(config, monkeypatch):
     torch.backends.cuda.enable_cudnn_sdp(True)
     configure(torch.device("cpu"))
     assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_a_machine_is_named_by_what_computes(monkeypatch):
+    entries = {"model name": "AMD EPYC", "flags": "fpu avx512f avx512_bf16"}
+    monkeypatch.setattr(devices, "_cpuinfo", entries.get)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    assert devices.machine_name(torch.device("cpu")) == "AMD EPYC, AVX512-BF16"
+    entries["flags"] = "fpu avx512f"
+    assert devices.machine_name(torch.device("cpu")) == "AMD EPYC, AVX512"
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"H200 {device.index}")
+    assert devices.machine_name(torch.device("cuda", 1)) == "H200 1"
 
 
 @pytest.mark.parametrize(

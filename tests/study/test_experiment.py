@@ -112,6 +112,7 @@ def test_a_scale_that_is_none_or_needs_a_folder_is_refused(tmp_path):
             planned_in(tmp_path, changes={key: "7"})
 
 
+VERSIONS = {"commit": "abc", "machine": "EPYC, AVX512"}
 JUDGE = """
 import itertools, json, pathlib, sys
 words = sys.argv[1:]
@@ -145,7 +146,7 @@ def judged(tmp_path, monkeypatch):
             made.append(item)
             if not item.folder.exists():
                 make_run(item.folder, item.seed, iterations=3)
-                write_settings(item.folder, item.settings | {"versions": {"commit": "abc"}})
+                write_settings(item.folder, item.settings | {"versions": VERSIONS})
                 for name in ("agent_1", "checkpoints"):
                     (item.folder / name).mkdir()
                     (item.folder / name / "weights").write_bytes(b"0" * 500_000)
@@ -171,6 +172,7 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
     first, second = "PPO, learning_rate 0.0001", "PPO, learning_rate 0.001"
     in_order = [(first, "0"), (first, "1"), (second, "0"), (second, "1")]
     assert [(row["group"], row["seed"]) for row in rows] == in_order
+    assert {(row["version"], row["machine"]) for row in rows} == {("abc", "EPYC, AVX512")}
     out = tmp_path / "results/a"
     held_out = list(csv.DictReader(open(out / "held_out.csv")))
     assert [row["group"] for row in held_out] == ["base (untrained)", first, first, second, second]
