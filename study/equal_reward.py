@@ -1,21 +1,21 @@
-"""KL at equal task reward: where the task reward of a run, or a fit of it, first reaches a level.
+"""Compares groups by their KL at equal task reward.
 
 A method that learns more slowly has a lower KL at the end whatever else it does. At equal task reward it does not.
 KLs differ between seeds by factors, so their means are geometric, and groups are compared by ratios, seed by seed.
-Where a noisy mean first reaches a level is early by chance, and depends on the lengths of the responses; so the primary
-comparisons of a page fit task reward and KL over the whole run, at one length. Definitions: docs/metrics.md.
+`study/readings.py` reads the KL of a run at a level. Definitions: docs/metrics.md.
 """
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-import numpy as np
 import pandas as pd
 
 from study.cells import Rows
 from study.frame import KL_GUARD, LAST, RUN, Study, last
 from study.intervals import Interval, difference, direction, geometric, holm, ratio
+from study.readings import Reading, fitted_kl, readings
 
 ALIKE = (0.8, 1.25)  # two KLs whose ratio's interval lies between these are alike
 CORRECTED = "✓"
@@ -24,8 +24,6 @@ ANY = "any"  # of the roles
 FIRST_SEEDS = 5  # which choose a level
 WHO = ("group", "against", "role", "n")
 AT_THE_END = ("task reward", "difference", "KL", "ratio")
-DEGREE = 4  # of the polynomials in the iteration
-STEP = 0.1  # of an iteration
 
 
 def running_means(study: Study, role: str) -> pd.DataFrame:
@@ -71,7 +69,6 @@ def primary(
     levels: Sequence[float],
     decided_by: Collection[tuple[str, str]],
     roles: Sequence[str] = (),
-    length: float | None = None,
 ) -> Rows:
     """By pair of groups and role: task reward and KL at the end, and KL at each level of the fitted task reward.
 
@@ -82,15 +79,13 @@ def primary(
         levels: of task reward.
         decided_by: which are primary, as pairs of a role and the title of a column, such as ("any", "ratio at 1").
         roles: default: any, and the first role.
-        length: of responses, at which the fits are read; default: `typical_length`. Of longer responses a level is
-            reached earlier.
 
     Raises:
         LookupError: there is no such role or column.
     """
     roles = roles or (ANY, study.first_role)
-    length = typical_length(study) if length is None else length
-    of_roles = {role: _values_by_run(_of_role(study, role), levels, length) for role in roles}
+    fit = partial(fitted_kl, length=study.drawn_length)
+    of_roles = {role: _values_by_run(_of_role(study, role), levels, fit) for role in roles}
     lines = [_compared(of_roles[role], names, role) for names in compared for role in roles]
 
     tests = {
@@ -128,7 +123,7 @@ def at_chosen_levels(
         corrected: whether the ratios at the level are primary: a ✓ stands where one also holds when all of them are
             corrected for (Holm).
     """
-    length = typical_length(study)
+    fit = partial(fitted_kl, length=study.drawn_length, rise=rise)
     first = study.of_seeds(sorted(study.runs["seed"].unique())[:FIRST_SEEDS])
     lines = []
     chosen = []
@@ -136,7 +131,7 @@ def at_chosen_levels(
         level = chosen_level(first, (ours, rival), role, candidates, rise)
         of_role = _of_role(study, role)
         of_pair = of_role[of_role["group"].isin((ours, rival))]
-        by_run = _values_by_run(of_pair, [] if level is None else [level], length, rise)
+        by_run = _values_by_run(of_pair, [] if level is None else [level], fit)
         lines.append(_compared(by_run, (ours, rival), role))
         chosen.append("none" if level is None else f"{level:g}")
 
@@ -157,6 +152,52 @@ def at_chosen_levels(
     return rows
 
 
+def at_all_readings(
+    study: Study, compared: Sequence[tuple[str, str, str]], candidates: Sequence[float]
+) -> Rows:
+    """By pair of groups and role: the ratio of KLs at the level that the first seeds choose, in each reading.
+
+    The verdict is the fit's; *fragile* stands beside it if another reading has another word.
+
+    Args:
+        compared: ours, the rival, and the role, or `any`.
+        candidates: levels of task reward.
+    """
+    first = study.of_seeds(sorted(study.runs["seed"].unique())[:FIRST_SEEDS])
+    rows = []
+    for ours, rival, role in compared:
+        row = {"group": ours, "against": rival, "role": role, "level": "none"}
+        level = chosen_level(first, (ours, rival), role, candidates)
+        intervals = {}
+        if level is not None:
+            row["level"] = f"{level:g}"
+            intervals = ratios_in_all_readings(study, (ours, rival), role, level)
+        for name in readings(None):
+            row[name] = worded(intervals[name], ".2f", 1.0) if intervals else ""
+        row["verdict"] = verdict(intervals) if intervals else ""
+        rows.append(row)
+    return rows
+
+
+def ratios_in_all_readings(
+    study: Study, names: tuple[str, str], role: str, level: float
+) -> dict[str, Interval]:
+    """Returns the ratio of two groups' KLs at a level, by reading; the first reading decides."""
+    of_role = _of_role(study, role)
+    of_pair = of_role[of_role["group"].isin(names)]
+    intervals = {}
+    for name, reading in readings(study.drawn_length).items():
+        by_run = _values_by_run(of_pair, [level], reading)
+        intervals[name] = _compared(by_run, names, role).intervals[f"ratio at {level:g}"]
+    return intervals
+
+
+def verdict(intervals: Mapping[str, Interval]) -> str:
+    """Returns the word of the first reading, if it has one, and `fragile` if another one has another word."""
+    words = [_word(interval, 1.0) for interval in intervals.values()]
+    return f"{words[0]}, fragile" if words[0] and len(set(words)) > 1 else words[0]
+
+
 def chosen_level(
     study: Study, names: tuple[str, str], role: str, candidates: Sequence[float], rise: bool = False
 ) -> float | None:
@@ -166,49 +207,13 @@ def chosen_level(
     of_role = _of_role(study, role)
     of_pair = of_role[of_role["group"].isin(names)]
     at_start = of_role[of_role["iteration"] == 0].groupby("group")["task_reward"].mean()
-    length = typical_length(study)
+    fit = partial(fitted_kl, length=study.drawn_length, rise=rise)
     for level in sorted(candidates, reverse=True):
-        by_run = _values_by_run(of_pair, [level], length, rise)
+        by_run = _values_by_run(of_pair, [level], fit)
         is_above = rise or level > at_start.max()
         if is_above and by_run[f"KL at {level:g}"].notna().mean() >= SHARE:
             return level
     return None
-
-
-def typical_length(study: Study) -> float:
-    """The length of responses at which task reward and KL are compared: the mean over a study's runs."""
-    return float(study.metrics.groupby(RUN)["response_tokens"].mean().mean())
-
-
-def fitted_kl(rows: pd.DataFrame, level: float, length: float, rise: bool = False) -> float:
-    """The KL where the fitted task reward first reaches a level, of one agent's rows; NaN if it never does.
-
-    Task reward and log KL are each, by least squares, a polynomial in the iteration plus a multiple of the length.
-    `rise`: the level is above the fitted task reward of the first iteration.
-    """
-    if len(rows) < DEGREE + 2:
-        return math.nan
-    iterations = rows["iteration"].to_numpy(float)
-    lengths = rows["response_tokens"].to_numpy(float)
-    kl = rows["kl"].to_numpy(float)
-    # From its own mean: lengths that are all alike then have no effect, as they show none.
-    longer = lengths - lengths.mean()
-    grid = np.arange(iterations.min(), iterations.max() + STEP / 2, STEP)
-    span = max(iterations.max(), 1.0)
-
-    def fit(values: np.ndarray, which: np.ndarray) -> np.ndarray:
-        terms = np.column_stack([np.vander(iterations / span, DEGREE + 1), longer])
-        coefficients = np.linalg.lstsq(terms[which], values[which], rcond=None)[0]
-        at_length = np.full(len(grid), length - lengths.mean())
-        return np.column_stack([np.vander(grid / span, DEGREE + 1), at_length]) @ coefficients
-
-    reward = fit(rows["task_reward"].to_numpy(float), np.full(len(rows), True))
-    reached = reward >= (reward[0] + level if rise else level)
-    positive = kl > 0  # not before the first update, nor everywhere if it is estimated from samples
-    if not reached.any() or positive.sum() < DEGREE + 2:
-        return math.nan
-    log_kl = fit(np.log(np.where(positive, kl, 1.0)), positive)
-    return float(np.exp(log_kl[reached.argmax()]))
 
 
 def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame:
@@ -231,18 +236,17 @@ def _of_role(study: Study, role: str) -> pd.DataFrame:
 
 
 def _values_by_run(
-    metrics: pd.DataFrame, levels: Sequence[float], length: float, rise: bool = False
+    metrics: pd.DataFrame, levels: Sequence[float], reading: Reading
 ) -> pd.DataFrame:
     """By run, each quantity by the title of its column, over the run's agents.
 
-    Means at the end, geometric means at a level, which a run reaches where all its agents do. `rise`: levels of the fit
-    are above its own start.
+    Means at the end, geometric means at a level, which a run reaches where all its agents do.
     """
     ends = last(metrics).groupby([*RUN, "agent"])[["task_reward", "kl"]].mean()
     by_run = ends.groupby(RUN).mean().rename(columns={"task_reward": "task reward", "kl": "KL"})
     agents = list(metrics.groupby([*RUN, "agent"]))
     for level in levels:
-        fitted = {agent: fitted_kl(rows, level, length, rise) for agent, rows in agents}
+        fitted = {agent: reading(rows, level) for agent, rows in agents}
         by_run[f"KL at {level:g}"] = _over_agents(fitted, ends.index)
     return by_run
 
@@ -309,12 +313,16 @@ def worded(interval: Interval, form: str, equal: float, holds: bool = False) -> 
     """
     if math.isnan(interval.value):
         return ""
-    word = direction(interval, equal)
-    is_within = ALIKE[0] <= interval.low and interval.high <= ALIKE[1]
-    if word == "undecided" and equal == 1 and is_within:
-        word = "alike"
+    word = _word(interval, equal)
     tick = CORRECTED if holds and word else ""
     return f"{interval.text(form)} {word} {tick}".strip()
+
+
+def _word(interval: Interval, equal: float) -> str:
+    """Returns what an interval says: lower, higher, alike (of a ratio), undecided, or nothing."""
+    word = direction(interval, equal)
+    is_within = ALIKE[0] <= interval.low and interval.high <= ALIKE[1]
+    return "alike" if word == "undecided" and equal == 1 and is_within else word
 
 
 def kl_text(value: float) -> str:

@@ -39,7 +39,8 @@ OPTIONAL = (
 )
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["reward", "reward_sha256", "dataset_sha256", "rows"]
-LIMIT = "sampling.max_new_tokens"
+SHORTEST = "sampling.min_new_tokens"  # the smallest limit of a response that is drawn
+LIMIT = "sampling.max_new_tokens"  # the largest
 KL_GUARD = "guards.stop_at_kl"  # a `stopped_by`
 NUMBERS = {
     "seed": "Int64",
@@ -120,6 +121,14 @@ class Study:
             UserError: none of its runs is there.
         """
         return str(self._of_baseline["first_role"].iloc[0])
+
+    @property
+    def drawn_length(self) -> float | None:
+        """The mean of the response lengths that runs draw, in tokens; None if they draw none."""
+        limits = self.runs[[SHORTEST, LIMIT]].astype(float)
+        if (limits[SHORTEST] == limits[LIMIT]).all():
+            return None
+        return float(limits.mean(axis=1).mean())
 
     @property
     def ended_early(self) -> pd.DataFrame:
@@ -245,6 +254,7 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
         "fixed_roles": values["cory.exchange_period"] == 0,
         "eta": values["ppo.init_kl_coef"],
         "kl_bound": values["guards.kl_bound"],
+        SHORTEST: str(values[SHORTEST]),
         LIMIT: str(values[LIMIT]),
     }
 

@@ -52,7 +52,7 @@ def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str
     own = None
     has_kl = {"task_reward", "kl", "chain_kl"} <= set(study.held_out)
     if metric == "combined_reward" and has_kl and not by_calls[2].empty:
-        with_own = replace(study, held_out=_with_own_kl_reward(study.held_out))
+        with_own = replace(study, held_out=with_own_kl_reward(study.held_out))
         own = held_out_by_seed(with_own, OWN_KL_REWARD, 2)
     for name in [BASE, *(groups or study.groups)]:
         of_group = {
@@ -134,7 +134,7 @@ def against_rivals(
     shown = [metric]
     if metric == "combined_reward" and any(map(_is_chain, answerings)):
         shown.append(OWN_KL_REWARD)
-        study = replace(study, held_out=_with_own_kl_reward(study.held_out))
+        study = replace(study, held_out=with_own_kl_reward(study.held_out))
     rows = []
     for rival in answerings:
         row = {"group": rival.group, "answers": rival.answers, "n": ""}
@@ -158,7 +158,7 @@ def _is_chain(answering: Answering) -> bool:
     return answering.answers == CALLS[2] or " after " in answering.answers
 
 
-def _with_own_kl_reward(held_out: pd.DataFrame) -> pd.DataFrame:
+def with_own_kl_reward(held_out: pd.DataFrame) -> pd.DataFrame:
     """With the combined reward of each answer, of which the KL is its own alone, not that of all calls."""
     earned = held_out["task_reward"]
     if TEAM in held_out:

@@ -30,11 +30,12 @@ from study import held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
 from study.differences import HELD_OUT, differences
-from study.equal_reward import ANY, at_chosen_levels
+from study.equal_reward import ANY, at_all_readings, at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
 from study.experiment_file import read_experiment
 from study.frame import Study, read_study
 from study.frontier import beaten, frontiers_apart
+from study.method import against_one_agent
 from study.plan import ROOT
 
 NOT_RUN = "Not run yet.\n"  # in place of a table whose folder has no rows
@@ -80,12 +81,10 @@ def primary_table(
     primary: str,
     roles: str = "",
     columns: str = "",
-    length: str = "",
 ) -> Rows:
     """Pairs of groups, in any role and in the first: the end, and KL where the fitted task reward reaches a level.
 
-    `primary` names what is corrected for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`; `length` the response
-    length at which the fits are read.
+    `primary` names what is corrected for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
     """
     rows = primary_comparisons(
         study,
@@ -93,7 +92,6 @@ def primary_table(
         [float(level) for level in _listed(levels, ",")],
         _listed_pairs(primary),
         _listed(roles, "|"),
-        float(length) if length else None,
     )
     shown = _listed(columns, "|") or list(rows[0])
     return [{title: row[title] for title in shown} for row in rows]
@@ -107,12 +105,24 @@ def at_level_table(
 
     `rise=yes`: candidates are above a run's own start. `corrected=yes`: the ratios there are primary.
     """
-    triples = []
-    for text in _listed(compared, "|"):
-        ours, rival, role = (part.strip() for part in text.split(":"))
-        triples.append((ours, rival, role))
     levels = [float(level) for level in _listed(candidates, ",")]
+    triples = _listed_triples(compared)
     return at_chosen_levels(study, triples, levels, rise == "yes", corrected == "yes")
+
+
+def readings_table(study: Study, compared: str, candidates: str) -> Rows:
+    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: the ratio of their KLs in all readings, and the verdict."""
+    levels = [float(level) for level in _listed(candidates, ",")]
+    return at_all_readings(study, _listed_triples(compared), levels)
+
+
+def method_table(study: Study, ours: str, candidates: str, rival: str = "PPO") -> Rows:
+    """One row: the method against one agent in training, at equal task reward, and held out.
+
+    `ours`: names of the method's group, `GROUP|GROUP`; the first that the folder has counts.
+    """
+    levels = [float(level) for level in _listed(candidates, ",")]
+    return against_one_agent(study, _listed(ours, "|"), rival, levels)
 
 
 def frontier_table(study: Study, families: str) -> Rows:
@@ -143,6 +153,8 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "rivals": rivals_table,
     "primary": primary_table,
     "at_level": at_level_table,
+    "readings": readings_table,
+    "method": method_table,
     "frontier": frontier_table,
     "beaten": beaten_table,
     "collapses": collapses_table,
@@ -161,6 +173,14 @@ def _listed_pairs(text: str) -> list[tuple[str, str]]:
         ours, _, rival = pair.partition(":")
         compared.append((ours.strip(), rival.strip()))
     return compared
+
+
+def _listed_triples(text: str) -> list[tuple[str, str, str]]:
+    triples = []
+    for triple in _listed(text, "|"):
+        ours, rival, role = (part.strip() for part in triple.split(":"))
+        triples.append((ours, rival, role))
+    return triples
 
 
 def _listed(text: str, separator: str) -> list[str]:

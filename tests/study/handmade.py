@@ -3,7 +3,7 @@
 import pandas as pd
 
 from study.compare import read_runs
-from study.frame import assemble
+from study.frame import LIMIT, SHORTEST, assemble
 
 
 def compared(tmp_path):
@@ -19,7 +19,7 @@ def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
             run = {"group": name, "family": name, "seed": seed, "baseline": name == "PPO"}
             run |= {"eta": 0.3, "kl_bound": 50.0, "first_role": roles[0], "fixed_roles": False}
             run |= {"run": f"{name}-{seed}", "iterations": iterations, "planned": iterations}
-            run |= {"seconds": 0}
+            run |= {"seconds": 0, SHORTEST: "4", LIMIT: "14"}
             texts = ("over", "value", "evaluation", "version", "stopped_by")
             texts += ("fingerprint.reward", "fingerprint.reward_sha256")
             runs.append(run | dict.fromkeys(texts, ""))

@@ -10,8 +10,9 @@ from handmade import make_study
 from cory.errors import UserError
 from study import tables
 from study.collapse import collapses
-from study.equal_reward import at_chosen_levels, chosen_level, fitted_kl
+from study.equal_reward import at_chosen_levels, chosen_level
 from study.frontier import apart, beaten, frontiers_apart
+from study.readings import fitted_kl
 
 LEVELS = (0.9, 1.0, 1.1, 1.2)
 

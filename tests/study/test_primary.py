@@ -5,7 +5,10 @@ import pandas as pd
 import pytest
 from handmade import make_study
 
-from study.equal_reward import fitted_kl, primary
+from study.equal_reward import at_all_readings, primary
+from study.frame import LIMIT, SHORTEST
+from study.method import against_one_agent
+from study.readings import first_passage_kl, fitted_kl, monotone_kl
 
 LENGTHS = np.random.default_rng(0).uniform(4, 14, 100)  # of the responses of each iteration
 
@@ -48,6 +51,33 @@ def test_a_run_that_never_reaches_the_level_has_no_kl():
     assert np.isnan(fitted_kl(run_of(), 5.0, 9.0))
     assert np.isnan(fitted_kl(run_of(lambda k, length: 0 * k), 1.0, 9.0))
     assert np.isnan(fitted_kl(run_of().head(5), 0.0, 9.0))
+
+
+def test_a_monotone_fit_reads_the_same_curve_at_the_same_length():
+    """Its steps are whole iterations, so it is up to one iteration late: a factor of exp(0.06)."""
+    rows = run_of()
+    assert monotone_kl(rows, 1.0, 9.0) == pytest.approx(np.exp(0.6), rel=0.07)
+    assert np.isnan(monotone_kl(rows, 5.0, 9.0))
+    # A dip after the level was reached is averaged into the steps around it; the KL before stays.
+    dipped = rows.assign(task_reward=rows["task_reward"] - 0.5 * (rows["iteration"] > 90))
+    assert monotone_kl(dipped, 0.2, 9.0) == pytest.approx(monotone_kl(rows, 0.2, 9.0), rel=0.1)
+
+
+def test_without_a_drawn_length_no_length_is_held():
+    """The reward then rises by iterations alone, whatever lengths responses happen to have."""
+    rows = run_of().assign(
+        task_reward=reward_at(np.arange(100), 9.0), kl=kl_at(np.arange(100), 9.0)
+    )
+    for reading in (fitted_kl, monotone_kl):
+        assert reading(rows, 1.0, None) == pytest.approx(np.exp(0.6), rel=0.07)
+
+
+def test_the_first_passage_is_that_of_a_mean_over_ten_iterations():
+    k = np.arange(30)
+    rows = pd.DataFrame({"iteration": k, "task_reward": k / 10, "kl": 2.0 * k})
+    # Iterations 6 to 15 are the first ten whose mean, 10.5, is at least 10.
+    assert first_passage_kl(rows, 1.0) == 2 * 10.5
+    assert np.isnan(first_passage_kl(rows, 2.6))
 
 
 def study_of_two(seeds=5):
@@ -112,6 +142,72 @@ def test_in_any_role_an_agent_that_is_frozen_beside_another_does_not_count():
     assert row["difference"].startswith("+0.00")
     assert row["runs at 1"] == "5, 5"
     assert row["ratio"].startswith("0.50") and row["ratio at 1"].startswith("0.50")
+
+
+def test_runs_that_shorten_their_responses_do_not_move_another_groups_reading():
+    def ppo(seed, k, role):
+        return reward_at(k, LENGTHS[k]), (1 + seed) * kl_at(k, LENGTHS[k]), 1.0
+
+    groups = {"PPO": ppo, "CORY": ppo, "short": ppo}
+    study = make_study(groups, iterations=100)
+    study.metrics["response_tokens"] = LENGTHS[study.metrics["iteration"]]
+    study.runs[[SHORTEST, LIMIT]] = ["4", "16"]
+    (before,) = primary(study, [("CORY", "PPO")], [1.0], [], roles=["any"])
+    study.metrics.loc[study.metrics["group"] == "short", "response_tokens"] /= 4
+    (after,) = primary(study, [("CORY", "PPO")], [1.0], [], roles=["any"])
+    assert before == after
+    first = np.arange(0, 99.05, 0.1)[(reward_at(np.arange(0, 99.05, 0.1), 10.0) >= 1).argmax()]
+    assert float(after["KL at 1"].split(",")[0]) == pytest.approx(
+        kl_at(first, 10.0) * np.prod(np.arange(1, 6)) ** 0.2, abs=0.01
+    )
+
+
+def test_a_verdict_that_another_reading_does_not_share_is_fragile():
+    """A spike of ten iterations passes a level early and at a high KL, which the fit of all iterations does not."""
+
+    def ppo(seed, k, role):
+        return k / 40, (1 + 0.01 * seed) * (1.0 + k / 40), 1.0
+
+    def half(seed, k, role):
+        reward, kl, distinct = ppo(seed, k, role)
+        return reward, kl / 2, distinct
+
+    def spiked(seed, k, role):
+        """The same, with a spike of ten iterations."""
+        reward, kl, distinct = half(seed, k, role)
+        return (reward + 1.0, 9.0, distinct) if 0 < k < 11 else (reward, kl, distinct)
+
+    study = make_study({"PPO": ppo, "half": half, "spiked": spiked}, iterations=60)
+    rows = at_all_readings(study, [("half", "PPO", "any"), ("spiked", "PPO", "any")], [1.0])
+    assert rows[0]["verdict"] == "lower" and rows[0]["level"] == "1"
+    assert rows[0]["fit"].startswith("0.50 (")
+    assert rows[1]["first passage"].endswith("higher")
+    assert rows[1]["verdict"].endswith(", fragile")
+
+
+def test_the_method_against_one_agent_in_one_row():
+    """CORY has PPO's task reward and half its KL, in both roles: at eta 0.3 it is ahead by 0.15 KL."""
+
+    def ppo(seed, k, role):
+        return k / 40, (1 + 0.01 * seed) * (1.0 + k / 40), 1.0
+
+    def cory(seed, k, role):
+        reward, kl, distinct = ppo(seed, k, role)
+        return reward, kl * (0.5 if role == "observer" else 1.0), distinct
+
+    study = make_study({"PPO": ppo, "CORY": cory}, roles=("pioneer", "observer"), iterations=60)
+    (row,) = against_one_agent(study, ["missing", "CORY"], "PPO", [0.5, 1.0])
+    ahead = 0.3 * 0.25 * 1.02 * (1.0 + 54.5 / 40)  # half the KL in one of two roles
+    assert (
+        row["combined reward"].startswith(f"{ahead:+.2f} (")
+        and "higher ✓" in row["combined reward"]
+    )
+    assert row["as pioneer"].startswith("+0.00")
+    assert row["level"] == "1"
+    assert row["KL there, ratio"].startswith("0.71 (")  # the square root of one half
+    assert row["two calls - PPO once, both KLs"] == ""
+    with pytest.raises(LookupError):
+        against_one_agent(study, ["missing"], "PPO", [0.5])
 
 
 def test_only_primary_comparisons_are_corrected_for_and_ticked():

@@ -1,0 +1,89 @@
+"""The method against one agent by PPO: in training, at equal task reward, and held out.
+
+The training columns are the paper's comparison: an agent's own task reward and own KL in whatever role it has.
+Held out, a chain's two calls stand against what a user would take instead: one agent of PPO that answers once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from study.cells import OWN_KL_REWARD, Rows
+from study.equal_reward import (
+    ANY,
+    FIRST_SEEDS,
+    chosen_level,
+    ratios_in_all_readings,
+    verdict,
+    worded,
+)
+from study.frame import Study, last
+from study.held_out import held_out_by_seed, with_own_kl_reward
+from study.intervals import Interval, difference, holm
+
+REWARD = "combined_reward"
+
+
+def against_one_agent(
+    study: Study, ours: Sequence[str], rival: str, candidates: Sequence[float]
+) -> Rows:
+    """Returns one row: combined reward, KL at equal task reward, and held-out combined reward, ours against PPO.
+
+    The first two numbers in any role are primary: a tick stands where one survives Holm's correction over both.
+
+    Args:
+        ours: names of the method's group; the first that the study has counts.
+        rival: the group of one agent.
+        candidates: levels of task reward, of which the first seeds choose one.
+
+    Raises:
+        LookupError: the study has none of these groups.
+    """
+    name = next((group for group in ours if group in study.groups), None)
+    if name is None:
+        raise LookupError(f"no group of {list(ours)} among {study.groups}")
+    reward = _difference(study.by_seed(REWARD), name, rival)
+    as_pioneer = _difference(_in_first_role(study), name, rival)
+
+    first = study.of_seeds(sorted(study.runs["seed"].unique())[:FIRST_SEEDS])
+    level = chosen_level(first, (name, rival), ANY, candidates)
+    ratios = {} if level is None else ratios_in_all_readings(study, (name, rival), ANY, level)
+    fit = ratios.get("fit", Interval(float("nan"), float("nan"), float("nan"), 0))
+    reward_holds, fit_holds = holm([reward.p, fit.p])
+    ratio_cell = worded(fit, ".2f", 1.0, fit_holds)
+    if ratios and verdict(ratios).endswith("fragile"):
+        ratio_cell += ", fragile"
+
+    return [
+        {
+            "n": str(reward.n),
+            "combined reward": worded(reward, "+.2f", 0.0, reward_holds),
+            "as pioneer": worded(as_pioneer, "+.2f", 0.0),
+            "level": "none" if level is None else f"{level:g}",
+            "KL there, ratio": ratio_cell,
+            "two calls - PPO once, both KLs": _held_out(study, name, rival, REWARD),
+            "the same, last answer's KL": _held_out(study, name, rival, OWN_KL_REWARD),
+        }
+    ]
+
+
+def _difference(by_seed: pd.DataFrame, ours: str, rival: str) -> Interval:
+    """Returns ours minus the rival's, seed by seed; `by_seed` has a column a group."""
+    return difference(by_seed[ours].dropna(), by_seed[rival].dropna())
+
+
+def _in_first_role(study: Study) -> pd.DataFrame:
+    """Returns the combined reward of the role that answers the query alone: a column a group, a row a seed."""
+    rows = last(study.of_role(study.first_role).metrics)
+    return rows.groupby(["seed", "group"])[REWARD].mean().unstack("group")
+
+
+def _held_out(study: Study, ours: str, rival: str, metric: str) -> str:
+    """Returns two calls of ours minus one call of the rival's, on held-out queries; empty if none was evaluated."""
+    if study.held_out.empty or "chain_kl" not in study.held_out:
+        return ""
+    with_both = replace(study, held_out=with_own_kl_reward(study.held_out))
+    chain = held_out_by_seed(with_both, metric, 2)[ours].dropna()
+    once = held_out_by_seed(with_both, metric, 1)[rival].dropna()
+    return worded(difference(chain, once), "+.2f", 0.0)

@@ -1,0 +1,127 @@
+"""Three ways to read the KL of a run where its task reward reaches a level. Definitions: docs/metrics.md.
+
+The fit decides. A monotone fit and the first passage stand beside it, and a verdict that does not hold in all three is
+fragile.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import isotonic_regression
+
+from study.frame import LAST
+
+# From the rows of one agent, a row an iteration, and a level of task reward to a KL; NaN if the level is not reached.
+Reading: TypeAlias = Callable[[pd.DataFrame, float], float]
+
+DEGREE = 4  # of the polynomials in the iteration
+FEWEST = DEGREE + 2  # iterations that a fit takes: one more than its coefficients of the iteration
+STEP = 0.1  # of an iteration, at which a fit is evaluated
+
+
+def readings(length: float | None) -> dict[str, Reading]:
+    """Returns the three readings by name; the first one decides.
+
+    Args:
+        length: response length in tokens at which fits are read; None where no length is drawn.
+    """
+    return {
+        "fit": partial(fitted_kl, length=length),
+        "monotone fit": partial(monotone_kl, length=length),
+        "first passage": first_passage_kl,
+    }
+
+
+def fitted_kl(rows: pd.DataFrame, level: float, length: float | None, rise: bool = False) -> float:
+    """Reads the KL off polynomials, where the one of the task reward first reaches a level.
+
+    Task reward and log KL are each fitted, by least squares, by a polynomial in the iteration plus a multiple of the
+    response length.
+
+    Args:
+        rows: one agent's metrics, a row an iteration.
+        level: task reward; with `rise`, above the fitted task reward of the first iteration.
+        length: response length, in tokens, at which both fits are read; None: without that term.
+    """
+    iterations = rows["iteration"].to_numpy(float)
+    grid = np.arange(iterations.min(), iterations.max() + STEP / 2, STEP)
+    span = max(iterations.max(), 1.0)
+    longer, at_length = _lengths(rows, length)
+    # The KL is 0 before the first update, and may be negative where it is estimated from samples.
+    positive = rows["kl"].to_numpy(float) > 0
+    if positive.sum() < FEWEST:
+        return math.nan
+
+    def on_grid(values: np.ndarray, which: np.ndarray) -> np.ndarray:
+        coefficients = _coefficients(values[which], iterations[which] / span, longer[which])
+        terms = [np.vander(grid / span, DEGREE + 1), np.full(len(grid), at_length)]
+        return np.column_stack(terms) @ coefficients
+
+    reward = on_grid(rows["task_reward"].to_numpy(float), np.full(len(rows), True))
+    reached = reward >= (reward[0] + level if rise else level)
+    if not reached.any():
+        return math.nan
+    log_kl = on_grid(_log_kl(rows), positive)
+    return float(np.exp(log_kl[reached.argmax()]))
+
+
+def monotone_kl(rows: pd.DataFrame, level: float, length: float | None) -> float:
+    """Reads the KL off curves that never fall, where the one of the task reward first reaches a level.
+
+    Task reward and log KL are freed of what `fitted_kl` ascribes to the response length, then fitted by isotonic
+    regression.
+    """
+    rows = rows.sort_values("iteration")
+    iterations = rows["iteration"].to_numpy(float)
+    span = max(iterations.max(), 1.0)
+    longer, at_length = _lengths(rows, length)
+    positive = rows["kl"].to_numpy(float) > 0
+    if positive.sum() < FEWEST:
+        return math.nan
+
+    def never_falling(values: np.ndarray, which: np.ndarray) -> np.ndarray:
+        coefficients = _coefficients(values[which], iterations[which] / span, longer[which])
+        at_one_length = values[which] - coefficients[-1] * (longer[which] - at_length)
+        return isotonic_regression(at_one_length).x
+
+    reward = never_falling(rows["task_reward"].to_numpy(float), np.full(len(rows), True))
+    if reward[-1] < level:
+        return math.nan
+    log_kl = never_falling(_log_kl(rows), positive)
+    reached_at = iterations[(reward >= level).argmax()]
+    position = np.searchsorted(iterations[positive], reached_at)
+    return float(np.exp(log_kl[min(position, len(log_kl) - 1)]))
+
+
+def first_passage_kl(rows: pd.DataFrame, level: float) -> float:
+    """Reads the mean KL of the first ten iterations in a row whose mean task reward reaches a level."""
+    means = rows.sort_values("iteration")[["task_reward", "kl"]].rolling(LAST).mean()
+    reached = means.loc[means["task_reward"] >= level, "kl"]
+    return float(reached.iloc[0]) if len(reached) else math.nan
+
+
+def _lengths(rows: pd.DataFrame, length: float | None) -> tuple[np.ndarray, float]:
+    """Returns response lengths and the length to read at, both from the mean; zeros without a length.
+
+    From their mean, lengths that are all equal have no effect, as they show none.
+    """
+    lengths = rows["response_tokens"].to_numpy(float)
+    if length is None:
+        return np.zeros(len(lengths)), 0.0
+    return lengths - lengths.mean(), length - lengths.mean()
+
+
+def _log_kl(rows: pd.DataFrame) -> np.ndarray:
+    """Returns the log KL; 0 where the KL is not positive, which no fit takes."""
+    kl = rows["kl"].to_numpy(float)
+    return np.log(np.where(kl > 0, kl, 1.0))
+
+
+def _coefficients(values: np.ndarray, times: np.ndarray, longer: np.ndarray) -> np.ndarray:
+    """Returns the coefficients of a polynomial in time, highest power first, then the one of the length."""
+    terms = np.column_stack([np.vander(times, DEGREE + 1), longer])
+    return np.linalg.lstsq(terms, values, rcond=None)[0]
