@@ -192,6 +192,16 @@ def ratios_in_all_readings(
     return intervals
 
 
+def kls_at_level(study: Study, group: str, role: str, level: float) -> "pd.Series[float]":
+    """Returns a group's KL in a role, or in any, where the fitted task reward reaches a level, by seed.
+
+    Seeds whose runs do not reach it are left out.
+    """
+    rows = _of_role(study.of_runs([run for run in study.names if run[0] == group]), role)
+    by_run = _values_by_run(rows, [level], partial(fitted_kl, length=study.drawn_length))
+    return by_run[f"KL at {level:g}"].dropna().droplevel("group")
+
+
 def verdict(intervals: Mapping[str, Interval]) -> str:
     """Returns the word of the first reading, if it has one, and `fragile` if another one has another word."""
     words = [_word(interval, 1.0) for interval in intervals.values()]
