@@ -292,12 +292,11 @@ class Task:
         return [f"reward_{reward.short_name}" for reward in self.rewards]
 
     def columns_read(self) -> list[str]:
-        """The dataset's columns, besides the query, that templates and rewards read."""
-        names = [name for name in self.dataset.column_names if name != "prompt"]
-        read = {*self.prompts.columns()}
+        """The dataset's columns, besides the query, that templates and rewards name."""
+        named = {*self.prompts.columns()}
         for reward in [*self.rewards, *([self.team] if self.team else [])]:
-            read |= {*accepted_columns(f"reward {reward}", reward.function, [*PASSED, *names])}
-        return [name for name in names if name in read]
+            named |= {*inspect.signature(reward.function).parameters}
+        return [name for name in self.dataset.column_names if name in named - {"prompt"}]
 
     @classmethod
     def from_prompts(

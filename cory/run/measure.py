@@ -161,7 +161,7 @@ def describe(
 ) -> list[dict[str, Any]]:
     """By role, a record (docs/metrics.md) of each response in `rows`; where chains branch, of the first.
 
-    `read`: the columns that prompts and rewards read besides the query.
+    `read`: the columns that prompts and rewards name besides the query.
     """
     queries = [query_text(prompt) for prompt in columns["prompt"][rows]]
     further = {name: columns[name][rows] for name in read}

@@ -48,6 +48,15 @@ def test_rows_with_the_same_prompt_are_told_apart_by_their_columns(policy_folder
     assert "letter: c" in page and "letter: &lt;b&gt;" in page and "letter: <b>" not in page
 
 
+def test_columns_that_a_reward_does_not_name_are_not_shown():
+    def reward(completions, letter, **columns):
+        return [1.0 for _ in completions]
+
+    rows = [{"prompt": "the film", "letter": "a", "source": "b", "url": "c"}]
+    task = Task(datasets.Dataset.from_list(rows), reward, PROMPTS)
+    assert task.columns_read() == ["letter"]
+
+
 def test_a_single_query_has_no_interval(policy_folder, tmp_path, capsys):
     evaluation = evaluated([policy_folder], make_task("aa"), tmp_path / "evaluation")
     (row, *_) = evaluation["rows"]
