@@ -53,13 +53,18 @@ def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str
 
 
 def labelled(agents: Summary, roles: Summary) -> Summary:
-    """What the tables of a run show: the roles of the chain, then its agents, each over all roles that it held.
+    """What the tables of a run show: the roles of the chain, then its agents, each over all roles that it held; one row
+    for an agent and its role where they were not exchanged.
 
     Without task rewards, where the team's is the only reward.
     """
     rows = {f"as {role}": metrics for role, metrics in roles.items()}
     for agent, metrics in agents.items():
         rows[f"{agent}, all roles" if roles else agent] = metrics
+    if list(roles.values()) == list(agents.values()):  # each agent has had one role
+        rows = {
+            f"{agent} as {role}": agents[agent] for agent, role in zip(agents, roles, strict=True)
+        }
     of_team = any("team_reward" in metrics for metrics in rows.values())
     earned = [
         value for metrics in rows.values() for value in metrics.get("task_reward", {}).values()
@@ -233,7 +238,7 @@ def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def query_label(query: str, columns: Mapping[str, Any]) -> str:
-    """A query with the columns that prompts and rewards read, as in `Name one. [letter: a]`."""
+    """A query with the columns that prompts and rewards name, as in `Name one. [letter: a]`."""
     shown = ", ".join(f"{name}: {value}" for name, value in columns.items())
     return f"{query} [{shown}]" if shown else query
 

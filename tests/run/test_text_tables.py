@@ -41,6 +41,17 @@ def test_roles_are_summarised_apart_from_the_agents_that_hold_them():
     ]  # fmt: skip
 
 
+def test_an_agent_in_one_role_has_one_row():
+    """Without exchange, the means by role and by agent are the same."""
+    history = [row | {"agent": f"agent_{1 + (row['role'] == 'observer')}"} for row in HISTORY]
+    table = summary_table(summarise(history, ["agent_1", "agent_2"]), summarise_roles(history))
+    lines = table.splitlines()[2:-1]
+    assert [line.split("  ")[0] for line in lines[::3]] == [
+        "agent_1 as pioneer",
+        "agent_2 as observer",
+    ]
+
+
 def test_one_role_is_summarised_by_agent_alone():
     history = [row for row in HISTORY if row["role"] == "pioneer"]
     assert summarise_roles(history) == {}
