@@ -24,7 +24,7 @@ from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 from cory.code_files import announce_files
 from cory.config import FREE, Config, Settings, blocks, from_data, keys, unknown_key
 from cory.errors import UserError, counted
-from cory.run.folder import run_label
+from cory.run.folder import run_label, short_labels
 from cory.yaml_file import UNREADABLE, parse_yaml, read_yaml, yaml_text
 
 C = TypeVar("C", bound=Config)
@@ -32,7 +32,7 @@ C = TypeVar("C", bound=Config)
 BESIDE_SETTINGS = ("date", "versions", "fingerprint")
 # Refused as flags where a single agent is trained; in a file they are for the scripts that train several.
 KEYS_OF_SEVERAL = ("cory.num_agents", "cory.chain_length", "branches")
-LONGEST = 80  # letters of a name
+LONGEST = 200  # letters of a name, of 255 bytes that file systems take
 # What PEFT and torch say of their own calls.
 IGNORED_WARNINGS = (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor")
 
@@ -440,14 +440,18 @@ def run_name(setting: str, changed: Mapping[str, Any]) -> str:
 
 
 def evaluation_name(models: Sequence[str]) -> str:
-    """The name of an evaluation: those of its runs, or of its models.
+    """The name of an evaluation: that of its run, or the short labels of several.
 
-    >>> evaluation_name(["runs/imdb_cory_tiny", "runs/imdb_ppo_tiny"])
+    >>> evaluation_name(["runs/imdb_cory_tiny-seed3", "runs/imdb_ppo_tiny-seed3"])
     'evaluation-imdb_cory_tiny-imdb_ppo_tiny'
     """
-    return _folder_name(["evaluation", *(run_label(Path(model)) for model in models)])
+    names = [run_label(Path(model)) for model in models]
+    labels = names if len(names) == 1 else short_labels(names).values()
+    return _folder_name(["evaluation", *(label.replace(", ", "-") for label in labels)])
 
 
-def _folder_name(parts: Sequence[str]) -> str:
-    """The parts as the name of a folder on any system, and no longer than LONGEST."""
+def _folder_name(parts: list[str]) -> str:
+    """The parts as the name of a folder on any system, without the longest where it had more than LONGEST letters."""
+    while len("-".join(parts)) > LONGEST and len(parts) > 1:
+        parts.remove(max(parts[1:], key=len))
     return re.sub(r"[^\w.=+-]", "_", "-".join(parts))[:LONGEST]

@@ -333,6 +333,21 @@ def test_names_are_those_of_folders():
         )
 
 
+def test_a_long_name_has_whole_parts_and_its_seed():
+    values = {f"task.key_{n}": f"{n}" * 30 for n in range(9)} | {"ppo.batch_size": 16, "seed": 3}
+    made = run_name("imdb_cory_tiny", values)
+    assert len(made) <= LONGEST and made.endswith("-seed3")
+    assert {*made.split("-")} < {
+        "imdb_cory_tiny", "batch_size=16", "seed3", *(f"key_{n}={n}".ljust(36, f"{n}") for n in range(9)),
+    }  # fmt: skip
+
+
+def test_an_evaluation_is_named_by_what_its_runs_differ_in():
+    models = [f"runs/imdb_cory_tiny{credit}-batch_size=16-seed3" for credit in ("", "-credit=own")]
+    assert evaluation_name(models) == "evaluation-imdb_cory_tiny-credit=own"
+    assert evaluation_name(models[1:]) == "evaluation-imdb_cory_tiny-credit=own-batch_size=16-seed3"
+
+
 def test_an_evaluation_of_many_runs_has_a_short_name():
     assert len(evaluation_name([f"runs/{number:030d}" for number in range(9)])) <= LONGEST
 

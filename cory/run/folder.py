@@ -8,10 +8,11 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,6 +131,20 @@ def agent_folders(folder: Path) -> dict[str, Path]:
 def run_label(folder: Path) -> str:
     """What an evaluation calls a run: the name of its folder, and `RUN-best` for its best agents, in RUN/best."""
     return f"{folder.parent.name}-{BEST}" if folder.name == BEST else folder.name
+
+
+def short_labels(names: Iterable[str]) -> dict[str, str]:
+    """By run name, the parts in which the runs differ, or the first part where there are none.
+
+    >>> short_labels(["imdb_cory_tiny-credit=own-seed3", "imdb_ppo_tiny-seed3"])
+    {'imdb_cory_tiny-credit=own-seed3': 'imdb_cory_tiny, credit=own', 'imdb_ppo_tiny-seed3': 'imdb_ppo_tiny'}
+    """
+    parts_of = {name: re.split(r"-(?=\w+=|seed\d)", name) for name in names}
+    common = set.intersection(*map(set, parts_of.values())) if parts_of else set()
+    return {
+        name: ", ".join([part for part in parts if part not in common] or parts[:1])
+        for name, parts in parts_of.items()
+    }
 
 
 def agent_index(name: str) -> int:

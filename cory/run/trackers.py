@@ -117,6 +117,7 @@ def wandb_options(run: Run) -> dict[str, Any]:
     if not file.exists():
         write_text(file, secrets.token_hex(4))
     return {
+        "name": run.folder.name[:128],  # wandb takes no longer ones
         "dir": str(run.folder),
         "id": file.read_text(encoding="utf-8"),
         "resume": "allow" if run.resumed else None,

@@ -11,8 +11,8 @@ from conftest import make_trainer
 from cory.command import read_config
 from cory.config import CheckpointConfig, Config
 from cory.errors import UserError
-from cory.run.folder import read_rows
-from cory.run.trackers import COLUMNS
+from cory.run.folder import Run, read_rows
+from cory.run.trackers import COLUMNS, wandb_options
 
 
 def train(config, **changes):
@@ -62,6 +62,12 @@ def test_wandb_gets_metrics_and_sample_texts_offline(config, monkeypatch):
     assert [row for table in tables for row in table.data] == [
         [sample[column] for column in COLUMNS] for sample in samples
     ]
+
+
+def test_wandb_gets_a_name_that_it_takes(tmp_path):
+    run = Run(tmp_path / ("x" * 150), {}, writes=True)
+    run.folder.mkdir()
+    assert wandb_options(run)["name"] == "x" * 128
 
 
 def test_a_resumed_run_is_continued_in_its_tracker(config):
