@@ -17,7 +17,7 @@ import pandas as pd
 
 from cory.command import Arguments, main
 from cory.errors import UserError, counted
-from cory.run.folder import write_text
+from cory.run.folder import short_labels, write_text
 from cory.run.settings import FREE, differences, read_settings
 from cory.run.tables import markdown
 from study import comparison, held_out, plots
@@ -205,16 +205,20 @@ def _caveats(study: Study) -> list[str]:
 def read_runs(folders: Sequence[Path]) -> Study:
     """The study of runs. Those whose folders have the same name, but for `-seedN` at its end, form a group.
 
+    A group is named by its folders, without the parts that all groups have (`short_labels`).
+
     The baseline is the first group of one agent, or the first.
 
     Raises:
         UserError: a folder is no run's, or runs of a group differ in more than their seed.
     """
+    groups = [re.sub(r"-seed\d+$", "", folder.name) for folder in folders]
+    labels = short_labels(groups)
     first_of: dict[str, Path] = {}
     studies = {}
     baselines = []
-    for folder in folders:
-        name = re.sub(r"-seed\d+$", "", folder.name)
+    for folder, group in zip(folders, groups, strict=True):
+        name = labels[group]
         settings = read_settings(folder)
         first = first_of.setdefault(name, folder)
         differ = differences(read_settings(first), settings, OF_SEED)

@@ -5,6 +5,7 @@ page (`palette`).
 """
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator
 
 from cory.evaluation.plots import (
-    LINES,
+    LABEL,
     PANELS,
     UNTRAINED,
     colours_by_agents,
     plot_pass_at_k,
 )
 from cory.metrics import CURVES, TITLES
-from cory.run.plots import save
+from cory.run.plots import LINES, add_legend, save
 from study.comparison import labels, points
 from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import BASE, LAST, Study, natural, passes
@@ -72,7 +73,7 @@ def plot_curves(study: Study, path: Path) -> None:
     groups = [name for name in study.groups if name in with_metrics]
     if len(of_agent) > MOST_CURVES:
         rows = panels(study, groups)
-        size = (11, 0.7 + 1.7 * len(rows))
+        size = (13, 0.7 + 1.7 * len(rows))
     else:
         rows = [groups]
         size = (13, 3.8)
@@ -101,21 +102,15 @@ def plot_curves(study: Study, path: Path) -> None:
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             _without_frame(axis)
         if len(rows) > 1:
-            row[0].legend(frameon=False, fontsize=8, loc="lower right", borderaxespad=0)
+            handles, texts = row[0].get_legend_handles_labels()
+            row[-1].legend(handles, [textwrap.fill(text, LABEL) for text in texts],
+                           loc="center left", bbox_to_anchor=(1, 0.5), frameon=False, fontsize=8)  # fmt: skip
     for axis, metric in zip(axes[0], curves, strict=True):
         axis.set_title(TITLES[metric], fontsize=10)
     if len(rows) == 1:
         for axis in axes[0]:
             axis.set_xlabel("iteration")
-        handles, names = axes[0, 0].get_legend_handles_labels()
-        figure.legend(
-            handles,
-            names,
-            loc="outside lower center",
-            ncols=min(4, len(names)),
-            frameon=False,
-            fontsize=8,
-        )
+        add_legend(figure, axes[0, 0])
     else:
         figure.supxlabel("iteration", fontsize=9)
     save(figure, path)
@@ -188,7 +183,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
             _path(axis, means[means["group"] == name], "", _style(study, name) | GREY)
         for name in names:
             of_group = means[means["group"] == name]
-            label = f"{name} (n = {of_group['seed'].nunique()})"
+            label = textwrap.fill(f"{name} (n = {of_group['seed'].nunique()})", LABEL)
             _path(axis, of_group, label, {"color": colour_of[name], **_style(study, name)})
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -200,7 +195,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
     # The lowest panel of each column, which may stand above an empty place.
     for axis in figure.axes[-across:]:
         axis.tick_params(labelbottom=True)
-    grey = f"; grey: {' and '.join(first)} of the first panel" if others else ""
+    grey = "; grey: as in the first panel" if others else ""
     figure.supxlabel(f"task reward of the {role} (marker: end of training{grey})", fontsize=9)
     figure.supylabel(f"{TITLES['kl']}, log scale", fontsize=9)
     save(figure, path)

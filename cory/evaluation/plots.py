@@ -5,6 +5,7 @@ An error bar is a 95 % interval. The rows of a run have one colour.
 
 import math
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import matplotlib.pyplot as plt
 from matplotlib.ticker import MaxNLocator
 
-from cory.run.plots import colours, save
+from cory.run.plots import LINES, colours, save
 
-LINES = ("-", "--", ":", "-.")
 PANELS = 4  # in a row of a figure
+LABEL = 40  # characters in a line of a label
 PPO, CORY = colours(2)
 UNTRAINED = "0.6"  # the colour of the base
 
@@ -71,10 +72,10 @@ def plot_bars(
         metrics: key to title.
         row_colours: of each row.
     """
-    names = [row["name"] for row in rows]
+    names = [textwrap.fill(row["name"], LABEL) for row in rows]
     across = min(PANELS, len(metrics))
     down = -(-len(metrics) // across)
-    size = (2.0 + 2.4 * across, down * (0.26 * len(rows) + 0.9))
+    size = (2.8 + 2.4 * across, down * (0.15 * sum(2 + name.count("\n") for name in names) + 0.9))
     figure, axes = plt.subplots(
         down, across, figsize=size, layout="constrained", squeeze=False, sharey=True
     )
@@ -84,14 +85,15 @@ def plot_bars(
         values = [row.get(metric, math.nan) for row in rows]
         errors = [_half_width(row, metric) for row in rows]
         axis.barh(
-            names,
+            range(len(names)),
             values,
             xerr=errors,
             color=row_colours,
             height=0.6,
             error_kw={"lw": 1, "capsize": 3},
+            tick_label=names,
         )
-        axis.set_title(title, fontsize=10)
+        axis.set_title(textwrap.fill(title, LABEL), fontsize=10)
         axis.axvline(0, color="0.3", lw=0.8)
         axis.xaxis.set_major_locator(MaxNLocator(4))
         axis.tick_params(labelsize=8)
@@ -117,7 +119,7 @@ def plot_pass_at_k(
     """
     many = len(rows) > 4
     figure, axis = plt.subplots(
-        figsize=(9, max(4, 0.24 * len(rows))) if many else (6.5, 4), layout="constrained"
+        figsize=(9, max(4, 0.32 * len(rows))) if many else (6.5, 4), layout="constrained"
     )
     for index, (row, colour) in enumerate(zip(rows, row_colours, strict=True)):
         same_colour = list(row_colours[:index]).count(colour)
@@ -127,7 +129,7 @@ def plot_pass_at_k(
             ks,
             values,
             errors,
-            label=row["name"],
+            label=textwrap.fill(row["name"], LABEL),
             ls=LINES[same_colour % len(LINES)],
             marker="o",
             ms=3,

@@ -1,10 +1,12 @@
 """An evaluation as one HTML file that opens from disk: its table, its figure and the texts side by side."""
 
 import json
+import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from cory.run.folder import read_rows
+from cory.run.folder import read_rows, short_labels
 from cory.run.report import NAME, Page, Record, Table, write_or_warn
 from cory.run.tables import interval_rows
 
@@ -21,12 +23,19 @@ def evaluation_page(folder: Path) -> Page:
     from cory.run.plots import svg
 
     evaluation = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
-    page = Page(folder.name)
-    page.figures.append(svg(partial(plot_evaluation, evaluation)))
+    labels = row_labels([row["name"] for row in evaluation["rows"]])
+    evaluation["rows"] = [row | {"name": labels[row["name"]]} for row in evaluation["rows"]]
+    page = Page(folder.name, facts=list(evaluation["in_training"]))
+    page.figures.append((page.title, svg(partial(plot_evaluation, evaluation))))
 
-    note = f"{folder.name}: {evaluation['description']}. Mean ± half-width of the 95 % interval over queries."
-    rows = interval_rows(evaluation["rows"], evaluation["titles"] | evaluation["costs"])
-    page.tables.append(Table("Held-out evaluation", rows, note))
+    note = f"{evaluation['description']}. Mean ± half-width of the 95 % interval over queries."
+    page.tables.append(
+        Table("Held-out evaluation", interval_rows(evaluation["rows"], evaluation["titles"]), note)
+    )
+    if evaluation["costs"]:
+        page.tables.append(
+            Table("Cost of a query", interval_rows(evaluation["rows"], evaluation["costs"]))
+        )
 
     chains: dict[tuple[str, int], list[Record]] = {}
     for record in read_rows(folder / "responses.jsonl"):
@@ -43,5 +52,12 @@ def evaluation_page(folder: Path) -> Page:
             }
             earlier = chains.get((record.get("read", ""), record["query"]), [])
             chain = chains[record["model"], record["query"]] = [*earlier, response]
-            page.add_chain(record["model"], chain)
+            page.add_chain(labels[record["model"]], chain)
     return page
+
+
+def row_labels(names: Sequence[str]) -> dict[str, str]:
+    """By the name of an evaluation's row, the name with short labels of its runs (`short_labels`)."""
+    run = re.compile(r"\S+(?=/agent_)")
+    labels = short_labels(found for name in names for found in run.findall(name))
+    return {name: run.sub(lambda match: labels[match[0]], name) for name in names}

@@ -14,6 +14,7 @@ import matplotlib
 if "MPLBACKEND" not in os.environ:  # a notebook shows its figures by the one named there
     matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from PIL import Image
@@ -30,6 +31,8 @@ LONG = 4000  # rows; the curves of longer runs are pixels in an SVG, so that its
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
 # Of matplotlib's tab20, those that are neither red, blue nor grey, dark ones first.
 FURTHER = (2, 18, 12, 16, 10, 3, 5, 9, 19, 13, 17, 11)
+# Dashes with gaps as wide as they are, through which an equal curve below shows.
+LINES: tuple[Any, ...] = ("-", (0, (3, 3)), ":", "-.")
 
 
 def plot_curves(
@@ -45,7 +48,8 @@ def plot_curves(
         first_role: name of the first role.
         note: stands above the figure.
 
-    Thick lines are running means over 10 iterations. Iterations in which the first agent is not the pioneer are shaded.
+    Thick lines are running means over up to 10 iterations. The second agent's are dashed: a team reward is the same for
+    all agents. Iterations in which the first agent is not the pioneer are shaded.
     """
     first = history[0]["agent"]
     chain = [record for record in history if record["iteration"] == history[0]["iteration"]]
@@ -73,12 +77,12 @@ def plot_curves(
     size = (13 / 3 * len(titles), 3.9)
     figure, axes = plt.subplots(1, len(titles), figsize=size, layout="constrained")
     for axis, (metric, title) in zip(axes, titles.items(), strict=True):
-        for name, colour in zip(labels, curve_colours, strict=True):
+        for name, colour, line in zip(labels, curve_colours, itertools.cycle(LINES), strict=False):
             rows = [record for record in history if label(record) == name]
             x = [record["iteration"] + 1 for record in rows]
             y = [record[metric] for record in rows]
             axis.plot(x, y, color=colour, lw=0.7, alpha=0.4)
-            axis.plot(x, running_mean(y, SMOOTHING), color=colour, lw=1.8, label=name)
+            axis.plot(x, running_mean(y, SMOOTHING), color=colour, ls=line, lw=1.8, label=name)
             held_out = held_out_points(rows, metric)
             if held_out:
                 style = {"marker": "o", "ms": 3.5, "mec": "white", "mew": 0.5, "ls": ":"}
@@ -87,7 +91,7 @@ def plot_curves(
                 )
         for start, end in zip(first_observing, last_observing, strict=True):
             axis.axvspan(start + 0.5, end + 1.5, color="0.92", lw=0, zorder=0)
-        axis.set(title=title, xlabel=f"iteration (thick: mean of {SMOOTHING})")
+        axis.set(title=title, xlabel=f"iteration (thick: mean of up to {SMOOTHING})")
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.margins(x=0.01)
         if len(history) > LONG:
@@ -95,11 +99,20 @@ def plot_curves(
         axis.spines[["top", "right"]].set_visible(False)
         if observing:
             axis.fill_between([], [], color="0.92", label=f"{first} observes")
-    handles = axes[0].get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    add_legend(figure, axes[0])
     if note:
         figure.suptitle(note, fontsize=9)
     save(figure, path)
+
+
+def add_legend(figure: Figure, axis: Axes) -> None:
+    """Adds the legend of an axis below a figure, in up to four columns, as many as fit."""
+    handles, labels = axis.get_legend_handles_labels()
+    width = 0.07 * max(map(len, labels)) + 0.7  # inches of a column
+    columns = max(1, min(4, len(labels), int(figure.get_figwidth() / width)))
+    figure.legend(
+        handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8
+    )
 
 
 def held_out_points(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:

@@ -1,20 +1,24 @@
 """What the page of an evaluation shows."""
 
+import itertools
 import json
 
+import matplotlib.pyplot as plt
+import pytest
 from written import write_evaluation
 
-from cory.evaluation.plots import CORY, PPO, evaluation_colours
-from cory.evaluation.report import evaluation_page
+from cory.evaluation.plots import CORY, PPO, evaluation_colours, plot_bars
+from cory.evaluation.report import evaluation_page, row_labels
 
 
 def test_the_page_of_an_evaluation(tmp_path):
     page = evaluation_page(write_evaluation(tmp_path / "e"))
-    (table,) = page.tables
+    table, costs = page.tables
     joint = "run/agent_2 after run/agent_1"
     cells = {"task reward": "0.500 ± 0.100", "KL": "0.200 ± 0.000"}
-    assert table.rows[1] == {"model": "run/agent_1", **cells, "calls": "1"}
-    assert table.rows[3] == {"model": joint, **cells, "calls": "2"}
+    assert table.rows[1] == {"model": "run/agent_1", **cells}
+    assert table.rows[3] == {"model": joint, **cells}
+    assert costs.rows[3] == {"model": joint, "calls": "2"}
     assert [title for title, _ in page.completions["query 0"]] == [
         "base",
         "run/agent_1",
@@ -39,3 +43,34 @@ def test_rows_of_an_evaluation_have_the_colour_of_their_run():
     names += ["base after itself", "pair/agent_2 after agent_1", "one/agent_1 after itself"]
     base, *others = evaluation_colours(names)
     assert others == [CORY, CORY, PPO, base, base, CORY, PPO] and base not in (PPO, CORY)
+
+
+COMMON = "-name=gpt2-imdb-small-batch_size=16-mini_batch_size=16-dataset=train.parquet"
+
+
+def test_rows_of_an_evaluation_are_labelled_by_what_their_runs_differ_in():
+    pair, causal = f"imdb_cory_tiny{COMMON}", f"imdb_cory_tiny-credit=causal{COMMON}"
+    labels = {
+        "base": "base",
+        f"{pair}/agent_1": "imdb_cory_tiny/agent_1",
+        f"{causal}/agent_2 after agent_1": "credit=causal/agent_2 after agent_1",
+        f"base of {causal}/agent_2": "base of credit=causal/agent_2",
+        "org/model": "org/model",
+    }
+    assert row_labels(list(labels)) == labels
+
+
+@pytest.mark.usefixtures("drawn_figures")
+def test_labels_leave_the_panels_room_and_titles_stand_apart(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plt, "close", figures.append)
+    names = row_labels(
+        [f"{run}{COMMON}/agent_2 after agent_1" for run in ("pair", "pair-credit=causal")]
+    )
+    metrics = {metric: f"a rather long title {metric}" for metric in "abcd"}
+    rows = [{"name": name} | dict.fromkeys(metrics, 1.0) for name in names.values()]
+    plot_bars(rows, metrics, tmp_path / "bars.png", ["red", "blue"])
+    (figure,) = figures
+    assert figure.axes[0].get_position().x0 < 0.3
+    titles = [axis.title.get_window_extent() for axis in figure.axes]
+    assert all(left.x1 < right.x0 for left, right in itertools.pairwise(titles))

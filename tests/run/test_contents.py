@@ -78,7 +78,8 @@ def test_the_command(tmp_path, monkeypatch):
     command_line(["runs/a", "runs/b", "runs/e", "--out", "new/all.html"])
     assert (tmp_path / "new/all.html").exists()
     page = make_page([Path("runs/a"), Path("runs/b"), Path("runs/e")])
-    assert len(page.figures) == 3 and len(page.tables) == 3
+    assert [caption for caption, _ in page.figures] == ["a", "b", "e"] and len(page.tables) == 4
+    assert "<figcaption>b</figcaption>" in render(page)
     assert len(titles(page)["query 0"]) == 2 + 4
     for argv in (["runs/none"], ["runs/a", "--nope"], []):
         with pytest.raises(UserError):

@@ -98,6 +98,7 @@ def write_evaluation(folder: Path, texts=("good", "bad")):
         "titles": {"task_reward": "task reward", "kl": "KL"},
         "costs": {"calls": "calls"},
         "queries": queries,
+        "in_training": {"run": 0.0},
         "rows": rows,
         "columns": [{} for _ in texts],
     }

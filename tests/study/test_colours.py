@@ -43,3 +43,22 @@ def test_a_run_has_the_same_colour_in_curves_and_paths_whatever_it_is_called(tmp
 
 def test_more_groups_than_colours_never_have_those_of_ppo_and_cory_again():
     assert {PPO, CORY}.isdisjoint(run_plots.colours(30)[2:])
+
+
+@pytest.mark.parametrize("pairs", [3, 5])
+def test_a_legend_is_on_the_figure_beside_the_panels(tmp_path, drawn, pairs):
+    """Below the panels, or beside the rows of small multiples."""
+    for number in range(pairs):
+        write_run(
+            tmp_path / f"pair-credit=causal-learning_rate={number}e-05-{'name' * 9}-seed0", agents=2
+        )
+    plots.plot_curves(compared(tmp_path), tmp_path / "curves.png")
+    (figure,) = drawn
+    figure.canvas.draw()
+    legends = [*figure.legends, *(axis.get_legend() for axis in figure.axes if axis.get_legend())]
+    texts = [text for legend in legends for text in legend.get_texts()]
+    assert len(texts) >= 2 * pairs
+    for text in texts:
+        box = text.get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.x1
+        assert not any(box.overlaps(axis.get_window_extent()) for axis in figure.axes)

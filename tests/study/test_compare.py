@@ -62,6 +62,19 @@ def test_runs_of_a_group_differ_in_their_seed_alone(tmp_path):
         command_line([str(tmp_path / "none"), "--out", str(tmp_path / "out")])
 
 
+def test_groups_are_called_by_what_they_differ_in(tmp_path):
+    common = "-batch_size=16-mini_batch_size=16-dataset=train.parquet-seed0"
+    for name, agents in (
+        ("imdb_cory_tiny-credit=own", 2),
+        ("imdb_cory_tiny", 2),
+        ("imdb_ppo_tiny", 1),
+    ):
+        make_run(tmp_path / f"{name}{common}", agents=agents)
+    study = compared(tmp_path)
+    groups = {"imdb_cory_tiny, credit=own", "imdb_cory_tiny", "imdb_ppo_tiny"}
+    assert {*study.groups} == groups and study.baseline == "imdb_ppo_tiny"
+
+
 def test_a_team_reward_is_part_of_the_combined_reward(tmp_path):
     folder = make_run(tmp_path / "a-seed0", iterations=10, reward=0.0, kl=1.0)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
