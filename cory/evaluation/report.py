@@ -57,7 +57,7 @@ def evaluation_page(folder: Path) -> Page:
 
 
 def row_labels(names: Sequence[str]) -> dict[str, str]:
-    """By the name of an evaluation's row, the name with short labels of its runs (`short_labels`)."""
+    """Labels the rows of an evaluation: their names, with short labels for the runs (`short_labels`)."""
     run = re.compile(r"\S+(?=/agent_)")
     labels = short_labels(found for name in names for found in run.findall(name))
     return {name: run.sub(lambda match: labels[match[0]], name) for name in names}

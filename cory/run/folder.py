@@ -134,7 +134,7 @@ def run_label(folder: Path) -> str:
 
 
 def short_labels(names: Iterable[str]) -> dict[str, str]:
-    """By run name, the parts in which the runs differ, or the first part where there are none.
+    """Labels each run with the parts of its name that not all runs have, or else with the first part.
 
     >>> short_labels(["imdb_cory_tiny-credit=own-seed3", "imdb_ppo_tiny-seed3"])
     {'imdb_cory_tiny-credit=own-seed3': 'imdb_cory_tiny, credit=own', 'imdb_ppo_tiny-seed3': 'imdb_ppo_tiny'}
