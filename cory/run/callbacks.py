@@ -477,13 +477,13 @@ class Results(Callback):
         print(summary_table(means, roles))
         print(sample_table(**summary["samples"]))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
+        write_run_report(run.folder, trainer.config.method())
         best = ""
         if summary["stopped"] and "best" in summary:
             best = f", the best agents in {run.folder / BEST}"
         print(
             f"\n{speed}. Curves, samples and agents are in {run.folder}{best}; report.html shows them"
         )
-        write_run_report(run.folder, trainer.config.method())
 
 
 def save_agents(

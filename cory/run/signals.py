@@ -18,7 +18,8 @@ class Signals:
     ends the process.
 
     A terminal that closes sends SIGHUP, and often twice, so one that comes second is passed over.
-    Under `nohup` SIGHUP stays ignored.
+    Under `nohup` SIGHUP stays ignored. From now on prints do not raise, as they would once the
+    terminal, or the `tee` that reads them, is gone.
     """
 
     def __init__(self) -> None:
@@ -26,13 +27,15 @@ class Signals:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
+        # Now, as a progress bar keeps the stream that it begins with.
+        for name in ("stdout", "stderr"):
+            if not isinstance(getattr(sys, name), _Lenient):
+                setattr(sys, name, _Lenient(getattr(sys, name)))
         # Python lets no other set handlers.
         if threading.current_thread() is threading.main_thread():
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
                 numbers.append(signal.SIGHUP)
-                # A terminal may go without a signal, and a progress bar keeps the stream it began with.
-                outlive(only_terminals=True)
             self.before = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
@@ -41,8 +44,6 @@ class Signals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGHUP:
-            outlive()
         if self.received is not None:
             if number == signal.SIGHUP:
                 return
@@ -73,15 +74,3 @@ class _Lenient:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def outlive(only_terminals: bool = False) -> None:
-    """From now on prints do not raise, as they would once the terminal is gone.
-
-    `only_terminals`: a file or a pipe stays as it is, so that its errors are heard.
-    """
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, _Lenient) or (only_terminals and not stream.isatty()):
-            continue
-        setattr(sys, name, _Lenient(stream))

@@ -15,9 +15,10 @@ import sys
 import termios
 import threading
 import time
+from dataclasses import replace
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, make_trainer
 from test_resume import interrupt
 
 from cory.run.signals import Signals
@@ -41,21 +42,24 @@ def test_a_terminal_that_goes_without_a_signal_ends_nothing(monkeypatch):
     """As that of a run in the background, once its shell has ended."""
 
     class Gone(io.StringIO):
-        def isatty(self):
-            return True
-
         def write(self, text):
             raise OSError(errno.EIO, "the terminal is gone")
 
     monkeypatch.setattr(sys, "stdout", Gone())
-    before = signal.signal(
-        signal.SIGHUP, signal.SIG_DFL
-    )  # ignored, where the tests run under nohup
-    try:
-        with Signals():
-            print("a line")
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    with Signals():
+        print("a line")
+
+
+def test_a_run_outlives_what_reads_its_output(config, monkeypatch):
+    """As `head`, or a `tee` that Ctrl-C has ended."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    pipe = os.fdopen(writer, "w", buffering=1)
+    monkeypatch.setattr(sys, "stdout", pipe)
+    monkeypatch.setattr(sys, "stderr", pipe)
+    run = make_trainer(replace(config, iterations=1)).train().folder
+    assert (run / "report.html").exists()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # for what is left to be written
 
 
 def trains(process, metrics):
