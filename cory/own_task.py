@@ -27,8 +27,8 @@ class OwnTaskConfig(Settings):
             after their splits, folder of `save_to_disk`, or Hub id.
         subset: Configuration of a Hub dataset; null for its only one.
         split: Split of the dataset; a single file is used whole.
-        eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`. null: another split
-            of `dataset`.
+        eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`; they are checked before
+            training. null: another split of `dataset`.
         eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluation` has
             --split.
         prompt_column: Column with the prompts: text, or chat messages of which the last is the

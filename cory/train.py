@@ -15,7 +15,8 @@ def run() -> None:
 
     # The prompts, the rewards of the files that config.task names, both templates; other prompts for `eval_every`.
     task = OWN.make_task(config)
-    held_out = OWN.held_out_rows(config) if config.eval_every else None
+    has_held_out = config.eval_every or config.task.eval_dataset
+    held_out = OWN.held_out_rows(config) if has_held_out else None
 
     # Here, as torch takes seconds: what is wrong above, in a reward file, too, is said at once.
     from cory import CoryTrainer, make_agents

@@ -196,6 +196,11 @@ def held_out_rows(
 
     Raises a UserError: there are none, or they do not fit the task.
     """
+    if dataset is not None:
+        try:
+            task.check_rows(dataset)  # all, as an evaluation after the run reads them
+        except UserError as error:
+            raise UserError(f"held-out rows: {error}") from None
     if not config.eval_every:
         return None
     available = 0 if dataset is None else len(dataset)
@@ -204,9 +209,7 @@ def held_out_rows(
         raise UserError(
             f"eval_every: expected an eval_dataset with a row for each process, got {available} rows"
         )
-    rows = dataset.select(range(count))
-    task.check_rows(rows)
-    return rows
+    return dataset.select(range(count))
 
 
 class Samples(Callback):
@@ -474,10 +477,10 @@ class Results(Callback):
         note = ended_early(summary, trainer.config.iterations)
         _draw_curves(run, trainer.task.prompts.name(0), note)
         write_text(run.folder / SUMMARY, json.dumps(summary, indent=2))
+        write_run_report(run.folder, trainer.config.method())
         print(summary_table(means, roles))
         print(sample_table(**summary["samples"]))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
-        write_run_report(run.folder, trainer.config.method())
         best = ""
         if summary["stopped"] and "best" in summary:
             best = f", the best agents in {run.folder / BEST}"

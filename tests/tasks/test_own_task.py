@@ -287,6 +287,13 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
         expected = f"Ask: {query}" if record["role"] == "pioneer" else f".*: {query}"
         assert re.fullmatch(expected, record["prompt"], re.DOTALL)
 
+    # Without `eval_every`, only an evaluation after the training would read them.
+    refused("task.eval_dataset", *train, "--task.eval_dataset", "nope.jsonl")
+    write_rows(here / "other.jsonl", [{"prompt": "2 + 2?"}])
+    hinted = ["--task.eval_dataset", "other.jsonl", "--task.pioneer_prompt", "{hint}: {prompt}"]
+    refused("held-out rows: ", *train, *hinted)
+    assert [path.name for path in (here / "runs").glob("my*")] == ["my"]
+
     resume = ["cory.train", "--resume", "runs/my"]
     run(*resume, "--iterations", "3")
     assert read_rows(here / "runs/my/metrics.jsonl")[-1]["iteration"] == 2
