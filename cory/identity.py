@@ -109,8 +109,8 @@ def check_models(
         both_identified = before.get("identity") and model["identity"]
         if both_identified and model["identity"] != before["identity"]:
             raise UserError(
-                f"{key}: expected {model['name']!r} to be the model of {run} ({before['identity']}), "
-                f"got another one behind this name ({model['identity']})"
+                f"{key}: expected {model['name']!r} to be the model that {run}/config.yaml records, got another one "
+                "behind this name"
             )
 
 

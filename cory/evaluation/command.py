@@ -173,7 +173,7 @@ def shares_in_training(
                         raise UserError("expected evaluate(..., trained_on=task.dataset), got none")
                     rows = kind.training_rows(config)
                 if data_hash(rows) != recorded:
-                    raise UserError(f"expected the rows that it recorded, {recorded}, got others")
+                    raise UserError("expected the rows that it recorded, got others")
                 by_hash[recorded] = share_in_training(columns, rows[:])
             shares[run_label(run)] = by_hash[recorded]
         except UserError as error:

@@ -49,6 +49,13 @@ if TYPE_CHECKING:
     from cory.trainer import CoryTrainer
 
 CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name
+# What has changed where a hash differs; braces stand for other entries of the fingerprint.
+HASHED = {
+    "fingerprint.reward_sha256": "the file of the reward {reward}",
+    "fingerprint.team_reward_sha256": "the file of the team reward {team_reward}",
+    "fingerprint.dataset_sha256": "the dataset",
+    "fingerprint.held_out_sha256": "the held-out dataset",
+}
 
 
 @dataclass
@@ -232,20 +239,26 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
         if config.resume is None or (config.resume == "auto" and not (folder / SUMMARY).exists()):
             return None
         raise UserError(
-            f"resume: expected a checkpoint in {folder}, got none. A new run with its settings: --config "
-            f"{folder}/config.yaml"
+            f"resume: expected a checkpoint in {folder}, got none. {_new_run(folder, config)}"
         )
     try:
         content = json.loads((paths[-1] / "state.json").read_text(encoding="utf-8"))
         saved = TypeAdapter(Checkpoint).validate_python(content)
     except (OSError, ValueError) as error:
-        raise _damaged(paths[-1], error) from None
+        raise _damaged(paths[-1], error, config) from None
 
     for key, (before, now) in differences(saved.settings, record).items():
-        raise UserError(
-            f"resume: expected {key}: {before!r} of {folder}, got {now!r}. Undo the change to continue, or, with "
-            f"--iterations {saved.iteration}, to end the run and start a new one from {folder}/agent_1"
+        change = f"expected {key}: {before!r} of {folder}, got {now!r}"
+        if key in HASHED:
+            change = (
+                f"{HASHED[key].format(**record['fingerprint'])} has changed since {folder} began"
+            )
+        new_run = (
+            _new_run(folder, config)
+            if finished_iterations(folder) == saved.iteration
+            else f"A new run can start from its agents once --iterations {saved.iteration} has saved them"
         )
+        raise UserError(f"resume: {change}. Undo the change to continue. {new_run}")
     check_models(
         saved.settings["fingerprint"]["models"], record["fingerprint"]["models"], str(folder)
     )
@@ -266,22 +279,16 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
 
 def _has_ended(folder: Path, saved: Checkpoint, config: Config) -> bool:
     """Whether all is done and saved, which is printed."""
-    if finished_iterations(folder) != saved.iteration:
+    goes_on = saved.stopped_by is None and config.iterations != saved.iteration
+    if goes_on or finished_iterations(folder) != saved.iteration:
         return False
-    if saved.stopped_by is not None:
-        print(
-            f"{folder} is finished: {saved.stopped_by} ended it after iteration {saved.iteration}. To train its agents "
-            f"further, start a run from them: model.name: {folder}/agent_1, or of several agents[i].model.name.",
-            flush=True,
-        )
-        return True
-    if config.iterations == saved.iteration:
-        print(
-            f"{folder} is finished: iterations = {saved.iteration} are done. A larger --iterations extends it.",
-            flush=True,
-        )
-        return True
-    return False
+    reason = (
+        f"iterations = {saved.iteration} are done. A larger --iterations extends it"
+        if saved.stopped_by is None
+        else f"{saved.stopped_by} ended it after iteration {saved.iteration}. {_new_run(folder, config)}"
+    )
+    print(f"{folder} is finished: {reason}", flush=True)
+    return True
 
 
 def _load(saved: Checkpoint, folder: Path, trainer: CoryTrainer) -> None:
@@ -292,7 +299,7 @@ def _load(saved: Checkpoint, folder: Path, trainer: CoryTrainer) -> None:
             tensors = load_file(path / f"{agent.name}.safetensors")
             agent.load_state(tensors, saved.agents[agent.name])
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        raise _damaged(path, error) from None
+        raise _damaged(path, error, trainer.config) from None
     if len(saved.callbacks) != len(trainer.callbacks):
         raise UserError(f"resume: expected the callbacks with which {folder} began, got others")
     for callback, state in zip(trainer.callbacks, saved.callbacks, strict=True):
@@ -304,11 +311,26 @@ def _load(saved: Checkpoint, folder: Path, trainer: CoryTrainer) -> None:
         )
 
 
-def _damaged(path: Path, error: Exception) -> UserError:
+def _damaged(path: Path, error: Exception, config: Config) -> UserError:
     reason = " ".join(str(error).split())
-    return UserError(
-        f"resume: {path} is damaged ({reason}). Delete that folder to continue from the checkpoint before it"
+    run = path.parents[1]
+    advice = (
+        "Delete that folder to continue from the checkpoint before it"
+        if len(checkpoints(run)) > 1
+        else _new_run(run, config)
     )
+    return UserError(f"resume: {path} is damaged ({reason}). {advice}")
+
+
+def _new_run(run: Path, config: Config) -> str:
+    """The flags of a new run that starts from a run's saved agents or, without any, with its settings alone."""
+    flags = f"--config {shlex.quote(f'{run}/config.yaml')} --output NEW"
+    if finished_iterations(run) is None:
+        return f"A new run with its settings: {flags}"
+    agents = ", ".join(
+        f"{{model: {{name: {run}/agent_{index + 1}}}}}" for index in range(config.cory.num_agents)
+    )
+    return f"A new run from its agents: {flags} --agents {shlex.quote(f'[{agents}]')}"
 
 
 def resume_command(run: Path) -> str:
@@ -322,7 +344,7 @@ def _advice(run: Path, trainer: CoryTrainer, error: Exception) -> str:
     """What the message of a run that failed ends with."""
     paths = checkpoints(run)
     if not paths:
-        return f"No checkpoint is saved. A new run with its settings: --config {run}/config.yaml"
+        return f"No checkpoint is saved. {_new_run(run, trainer.config)}"
     text = f"The newest checkpoint is {paths[-1]}."
     if isinstance(error, NotFinite):
         return f"{text} Continued, it would fail again: try a new run with a smaller ppo.learning_rate."

@@ -4,6 +4,8 @@ import functools
 import json
 import math
 import os
+import re
+import shlex
 import shutil
 import signal
 from dataclasses import replace
@@ -18,6 +20,7 @@ from cory.errors import NotFinite, UserError
 from cory.run.checkpoint import save
 from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
+from cory.yaml_file import parse_yaml
 
 ITERATIONS = 5
 AGENTS = ["agent_1", "agent_2"]
@@ -314,8 +317,8 @@ FOLDERS = {
     "seed": (None, {"seed": 3}, "seed"),
     "LoRA": (None, {"lora": LoraConfig(rank=2)}, r"lora\.rank"),
     "reward": (None, {"reward": other_reward}, r"fingerprint\.reward"),
-    "reward's file": (other_file, {}, r"fingerprint\.reward_sha256"),
-    "rows": (None, {"rows": 10}, r"fingerprint\.dataset_sha256"),
+    "reward's file": (other_file, {}, r"reward .*count_good has changed"),
+    "rows": (None, {"rows": 10}, "dataset has changed"),
 }
 
 
@@ -335,6 +338,43 @@ def test_what_cannot_be_continued_is_refused_by_its_key(one, four, name):
         trainer.train()
     assert "\n" not in str(error.value)
     assert content(four) == before
+
+
+def refused_resume(config, run: Path) -> str:
+    with pytest.raises(UserError, match=r"^resume: ") as error:
+        make_trainer(replace(config, resume=str(run))).train()
+    return str(error.value)
+
+
+def agents_named(message: str) -> list[str]:
+    """The models of a new run that a message proposes."""
+    flags = shlex.split(message.partition("A new run")[2])
+    assert "--output" in flags
+    return [entry["model"]["name"] for entry in parse_yaml(flags[flags.index("--agents") + 1])]
+
+
+def test_a_changed_reward_takes_a_new_run_from_all_agents(one, four):
+    agents = [f"{four}/{name}" for name in AGENTS]
+    other_file(four / "checkpoints/iter-000004")
+    message = refused_resume(one, four)
+    assert agents_named(message) == agents
+    assert not re.search("[0-9a-f]{16}", message.replace(str(four), ""))  # no hash
+
+    (four / "summary.json").unlink()  # as if it had not ended: its agents are not saved
+    message = refused_resume(one, four)
+    assert "--iterations 4" in message and "--agents" not in message
+
+
+def test_a_damaged_checkpoint_that_is_the_only_one_takes_a_new_run(one, four):
+    for number in (2, 3):
+        shutil.rmtree(four / f"checkpoints/iter-{number:06d}")
+    os.truncate(four / "checkpoints/iter-000004" / WEIGHTS, 100)
+    message = refused_resume(one, four)
+    assert agents_named(message) == [f"{four}/{name}" for name in AGENTS]
+    assert "Delete" not in message
+    (four / "summary.json").unlink()
+    message = refused_resume(one, four)
+    assert f"--config {four}/config.yaml" in message and "--agents" not in message
 
 
 def test_without_a_damaged_checkpoint_it_goes_on_from_the_one_before(one, whole, four):

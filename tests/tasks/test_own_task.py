@@ -300,7 +300,7 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     refused("config", *train, "--resume", "runs/my")
     (here / "rewards.py").write_text(REWARDS + "\n")
     status, _, error = command(*resume, "--iterations", "4")
-    assert status == 2 and "fingerprint.reward_sha256" in error
+    assert status == 2 and "reward rewards.py:good has changed" in error
 
 
 def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
