@@ -87,9 +87,7 @@ class OwnTaskConfig(Settings):
     @property
     def rewards(self) -> list[str]:
         """The reward functions, as a list; empty only beside a team reward."""
-        if self.team_reward is not None and not self.reward:
-            return []
-        return as_list(self.reward)
+        return as_list(self.reward) if self.reward else []
 
 
 @dataclass
@@ -118,6 +116,11 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
 
     settings = config.task
     settings.check()
+    if not settings.rewards and settings.team_reward is None:
+        raise UserError(
+            "task.reward: expected FILE.py:NAME, by --task.reward or in the file of --config, got none (that of a run "
+            "made in Python has none)"
+        )
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     rewards = [
         _reward(load("task.reward", name), weight)

@@ -52,6 +52,12 @@ class TaskKind(Generic[C]):
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
         """The task of a run, on `rows` or on those of training, with the run's roles. Raises a UserError."""
+        run = config.resume
+        if run not in (None, "auto") and kind_of_run(read_settings(Path(run))) is None:
+            raise UserError(
+                f"resume: expected a run of cory.train or of a task's script, got {run}, which was made in Python. "
+                f"Continue it there: config.resume = {run!r}"
+            )
         task: Task = self._functions().make_task(config, rows)
         task.kind = self.name
         return task.with_roles(config.roles)

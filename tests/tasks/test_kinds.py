@@ -9,10 +9,11 @@ import yaml
 from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.command import checked_kind
+from cory.own_task import OWN, OwnConfig
 from cory.roles import RolePrompts
 from cory.task import Task
 from cory.task_kinds import TaskKind, kind_of_run, run_config
-from imdb_train.config import IMDB
+from imdb_train.config import IMDB, ImdbConfig
 
 
 def test_a_task_has_the_name_of_its_kind(monkeypatch):
@@ -40,6 +41,15 @@ def test_a_run_that_was_made_in_python_has_no_kind(tmp_path):
         assert kind_of_run(fingerprint) is None
     write(tmp_path, seed=3, task={"mine": 1})
     assert run_config(tmp_path) == Config(seed=3)
+
+
+@pytest.mark.parametrize(("kind", "config"), [(OWN, OwnConfig), (IMDB, ImdbConfig)])
+def test_a_run_that_was_made_in_python_is_continued_there(kind, config, tmp_path):
+    write(tmp_path, fingerprint={"task": ""})
+    with pytest.raises(UserError, match=r"^resume: .* made in Python"):
+        kind.make_task(config(resume=str(tmp_path)))
+    with pytest.raises(UserError, match=r"^task\.reward: .*--task\.reward"):
+        OWN.make_task(OwnConfig())  # as of such a run's settings
 
 
 def test_an_evaluator_refuses_runs_of_other_tasks(tmp_path):
