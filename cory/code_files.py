@@ -41,7 +41,7 @@ def load(key: str, full_name: str) -> Loaded:
         key: of the settings, for messages.
 
     Raises a UserError: the file is missing, raises an error while it is loaded, or has no such
-    function or class.
+    function (of `callbacks`: class).
     """
     file, _, name = full_name.rpartition(":")
     path = Path(file).resolve()
@@ -52,8 +52,9 @@ def load(key: str, full_name: str) -> Loaded:
     if (path, sha256) not in _MODULES:
         _MODULES[path, sha256] = _run(key, path, source)
     value = getattr(_MODULES[path, sha256], name, None)
-    if not callable(value):
-        raise UserError(f"{key}: expected a function or class of {file}, got {name!r}")
+    if not callable(value) or isinstance(value, type) != (key == "callbacks"):
+        kind = "class" if key == "callbacks" else "function, or an object that can be called,"
+        raise UserError(f"{key}: expected a {kind} of {file}, got {name!r} = {value!r}")
     return Loaded(value, f"{path.name}:{name}", sha256)
 
 

@@ -40,7 +40,7 @@ from_command_line = False  # whether this process has read its settings from its
 
 
 def main(work: Callable[[], None]) -> None:
-    """Runs a command's work. A UserError ends it with a message and status 2, Ctrl-C with status 130."""
+    """Runs a command's work. A UserError or a full disk ends it with a message and status 2, Ctrl-C with status 130."""
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for stream in (sys.stdout, sys.stderr):
@@ -50,15 +50,18 @@ def main(work: Callable[[], None]) -> None:
     try:
         work()
         _end_process_group()
-    except UserError as error:
-        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:  # what read the output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    except Exception as error:
+        # What a full disk raises depends on the library that writes.
+        if not isinstance(error, UserError) and "No space left on device" not in str(error):
+            raise
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
+        sys.exit(2)
 
 
 def _end_process_group() -> None:

@@ -176,6 +176,8 @@ def _key(kind: type[Settings], location: Sequence[str | int]) -> tuple[str, type
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
     """The message about an unknown key, with the nearest one: by its name without the block, or by its spelling."""
+    if of_block := [name for name in known if name.startswith(f"{key}.")]:
+        return f"{key}: expected the keys of this block, each by itself, such as {of_block[0]}"
     word = key.lower().replace("-", "_")
     name = word.rpartition(".")[2]
     whole = {key: key for key in known}
@@ -453,8 +455,8 @@ class PPOConfig(Settings):
         # A step of TRL's controller multiplies it by 1 +- 0.2 * batch_size / kl_horizon.
         if self.adaptive_kl and 0.2 * self.batch_size >= self.kl_horizon:
             raise UserError(
-                f"ppo.kl_horizon: expected more than 0.2 * ppo.batch_size = {0.2 * self.batch_size:g}, as the KL "
-                f"coefficient could become negative, got {self.kl_horizon:g}"
+                f"ppo.batch_size: expected less than 5 * ppo.kl_horizon = {5 * self.kl_horizon:g}, as the KL "
+                f"coefficient could become negative, got {self.batch_size}. Lower it, or raise ppo.kl_horizon"
             )
         if self.reward_normalization and not self.reward_scaling:
             raise UserError(

@@ -410,8 +410,10 @@ def check_fits(
             fitting.append(min(queries[row] for row in too_long) - 1)
     if not counts:
         return
-    remedy = f"Prompts of at most {min(fitting)} tokens fit: see task.max_prompt_tokens"
-    if min(_prompt_lengths(config, task, task.dataset, 0, agents[0])) > min(fitting):
+    queries = _prompt_lengths(config, task, task.dataset, 0, agents[0])
+    longest_kept = max((length for length in queries if length <= min(fitting)), default=0)
+    remedy = f"Prompts of at most {longest_kept} tokens fit: see task.max_prompt_tokens"
+    if not longest_kept:
         remedy = (
             "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or those of the roles, or shorten "
             "the prompts' templates"

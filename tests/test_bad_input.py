@@ -8,6 +8,7 @@ import datasets
 import httpx
 import pytest
 import torch
+from accelerate import PartialState
 from conftest import PROMPTS, make_gpt2, make_trainer, run_iteration, sentences
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError
@@ -20,6 +21,7 @@ from cory.config import ModelConfig
 from cory.credit import assign_credit
 from cory.errors import UserError
 from cory.models.load import load_policy
+from cory.parallel import distributed
 from cory.parallel.devices import choose_device
 from cory.rewards import load_classifier
 from cory.roles import RolePrompts
@@ -211,11 +213,21 @@ def test_tokenizer_without_a_pad_token_is_handled(policy_folder, config, tmp_pat
 # Devices
 
 
-@pytest.mark.parametrize("device", ["gpu", "cuda:7"])
+@pytest.mark.parametrize("device", ["gpu", "cuda:7", "mps", "meta", "cuda:01"])
 @pytest.mark.skipif(torch.cuda.device_count() > 7, reason="this machine has the device")
 def test_absent_device(device):
     with refuses(rf"^device: .*{device}"):
         choose_device(device)
+
+
+def test_variables_that_torchrun_would_not_set(monkeypatch):
+    variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
+    for name, value in {**variables, "MASTER_PORT": "abc"}.items():
+        monkeypatch.setenv(name, value)
+    PartialState._reset_state()
+    with refuses("^processes: .*'abc'"):
+        distributed.start(torch.device("cpu"))
+    PartialState._reset_state()
 
 
 @pytest.mark.parametrize(("device", "processes"), [("cuda:0", 2), ("cuda", 3)])
@@ -289,6 +301,16 @@ def test_prompts_longer_than_the_context_are_refused(config, words, longest, mat
     config.sampling.max_new_tokens = longest
     with refuses(rf"^dataset: .*{match}"):
         CoryTrainer(config, make_agents(config), task_of(rows))
+
+
+def test_the_longest_prompt_that_fits_is_named(config):
+    rows = sentences(9)
+    rows[5] = "good " * 2000
+    agents = make_agents(config)
+    with pytest.raises(UserError) as error:
+        CoryTrainer(config, agents, task_of(rows))
+    second = sorted(len(ids) for ids in agents[0].encode(rows))[-2]
+    assert f"at most {second} tokens fit" in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
+from safetensors import SafetensorError
 
 from cory.command import (
     LONGEST,
     evaluation_name,
     flag_values,
     load,
+    main,
     read_config,
     run_name,
 )
@@ -62,11 +64,12 @@ def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
         # no key
         ("ppo.batch_sise", "--ppo.batch_sise 3"),
         ("seed=3", "seed=3"),
+        ("ppo", "--ppo {}"),
         ("agents.1.modle", "--agents=[{},{modle: {}}]"),
         # contradictions
         ("ppo.batch_size", "--ppo.batch_size 10 --ppo.mini_batch_size 4"),
         ("ppo.batch_size", "--algorithm grpo --ppo.batch_size 6 --ppo.mini_batch_size 6"),
-        ("ppo.kl_horizon", "--ppo.kl_horizon 10"),
+        ("ppo.batch_size", "--ppo.batch_size 100000000"),
         ("ppo.reward_normalization", "--ppo.reward_normalization"),
         ("group_size", "--algorithm rloo --group_size 1"),
         ("sampling.max_new_tokens", "--sampling.min_new_tokens 9 --sampling.max_new_tokens 8"),
@@ -353,6 +356,20 @@ def test_an_evaluation_of_many_runs_has_a_short_name():
 
 
 # How a command ends
+
+
+def test_a_block_is_no_flag_but_its_keys_are():
+    assert "ppo.learning_rate" in refused("--ppo", "{}")
+
+
+@pytest.mark.parametrize("kind", [OSError, SafetensorError])
+def test_a_full_disk_is_one_line(kind, capsys):
+    def work():
+        raise kind("[Errno 28] No space left on device")
+
+    with pytest.raises(SystemExit, match="2"):
+        main(work)
+    assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
 
 def test_a_terminal_without_a_letter_shows_its_number():

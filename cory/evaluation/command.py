@@ -255,7 +255,8 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
         kind = checked_kind(run, kind)
     if kind is None:
         raise UserError(
-            f"models: expected the folder of at least one run, for its prompts, got {settings.models}"
+            "models: expected at least one folder of a run, whose prompts are used: RUN, not RUN/agent_1; got "
+            f"{settings.models}"
         )
     settings.task = flag_values(blocks(kind.config)["task"], settings.task)
     config = task_config(kind, run, settings)

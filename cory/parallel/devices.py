@@ -8,6 +8,7 @@ that of its process (`sharding.device_of`). Token ids of rollouts are on the CPU
 import ctypes
 import os
 import platform
+import re
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +21,7 @@ from accelerate.utils.memory import should_reduce_batch_size
 from cory.errors import UserError
 
 T = TypeVar("T")
+NAMES = r"cpu|cuda(:(0|[1-9]\d?))?"  # of devices
 
 
 def choose_device(name: str) -> torch.device:
@@ -31,10 +33,9 @@ def choose_device(name: str) -> torch.device:
     gpus = torch.cuda.device_count()
     if name == "auto":
         name = "cuda" if gpus else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}") from None
+    if not re.fullmatch(NAMES, name):
+        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {name!r}")
+    device = torch.device(name)
     if device.type == "cuda":
         device = _gpu_of_process(device, gpus)
     if device.type == "cuda" and device.index >= gpus:

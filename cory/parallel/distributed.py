@@ -27,9 +27,13 @@ def start(device: torch.device) -> None:
 
     Call this before any other use of accelerate, or each process takes itself for the only one.
 
-    Raises a UserError if this process is one of several and has begun on another kind of device.
+    Raises a UserError: this process is one of several and has begun on another kind of device, or a variable of the
+    environment is not what torchrun would set.
     """
-    state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT)
+    try:
+        state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT)
+    except ValueError as error:  # of MASTER_PORT, WORLD_SIZE, ...
+        raise UserError(f"processes: expected the environment of torchrun, got: {error}") from None
     if state.num_processes > 1 and state.device.type != device.type:
         raise UserError(
             f"device: expected {state.device}, which this process uses already, got {str(device)!r}"

@@ -6,7 +6,7 @@ the CPU's, so a run must equal that on the CPU.
 
 The shims, which a real backend brings by itself:
 
-* accelerate's choice of a device
+* accelerate's choice of a device, and the names that settings may give
 * `tolist` and what is asked of a storage, which torch refuses for subclasses of Tensor
 * the causal mask of attention is made here, as torch would make it on the device
 * modules are moved by swapping their parameters, so that tied weights stay tied
@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from accelerate import PartialState
 from torch.utils import backend_registration
+
+from cory.parallel import devices
 
 # Operations that take indices on the CPU.
 INDEXING = ("index.Tensor", "index_put_", "index_put", "_index_put_impl_")
@@ -143,6 +145,7 @@ class SimModule:
 
 def install() -> None:
     """Registers the device, with the shims."""
+    devices.NAMES = r"cpu|sim:0"
     backend_registration._setup_privateuseone_for_python_backend("sim", SimModule())
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign]

@@ -70,6 +70,14 @@ def test_a_file_that_fails_is_named_with_its_line(here, code, place):
         load("task.reward", "bad.py:good")
 
 
+def test_a_class_is_no_reward_and_a_function_no_callback(here):
+    (here / "both.py").write_text("class Judge: pass\ndef judge(): pass\n")
+    assert load("callbacks", "both.py:Judge").name == "both.py:Judge"
+    for key, name in [("task.reward", "Judge"), ("callbacks", "judge")]:
+        with pytest.raises(UserError, match=rf"^{key}: .*{name}"):
+            load(key, f"both.py:{name}")
+
+
 @pytest.mark.parametrize("name", ["rewards.py", "none.py:good", "rewards:good"])
 def test_a_name_of_no_file_is_refused(here, name):
     (here / "rewards.py").write_text(VALUE.format(1))
