@@ -1,8 +1,9 @@
 """Makes the toy setting's models, which are shipped in `weights/`, and measures them.
 
-    python imdb_train/make_weights.py FOLDER         # makes both in FOLDER: a minute on two cores
-    python imdb_train/make_weights.py tiny_large     # the larger policy, which is not shipped, in the cache
-    python imdb_train/make_weights.py                # the quality of what is shipped
+    python imdb_train/make_weights.py FOLDER             # makes both in FOLDER: a minute on two cores
+    python imdb_train/make_weights.py FOLDER --untaught  # a policy that has never seen the observer's prompt form
+    python imdb_train/make_weights.py tiny_large         # the larger policy, which is not shipped, in the cache
+    python imdb_train/make_weights.py                    # the quality of what is shipped
 
 Real architectures, trained from scratch on generated reviews and saved as ordinary Hugging Face folders, in half
 precision. The quality of a training run depends on the machine, so everybody gets the same weights.
@@ -55,6 +56,18 @@ def make(folder: Path) -> None:
         windows, positive, tokenizer, width=64, layers=2, positions=128, steps=250
     )
     save_half(classifier, tokenizer, folder / "reward_model")
+
+
+def make_untaught(folder: Path) -> None:
+    """Fills `folder` with a policy of the shipped size and tokenizer that has learnt from reviews alone.
+
+    The shipped policy also learns from rewritings, so an observer is ahead of a pioneer before any training.
+    """
+    reviews, _ = _texts(random.Random(0))
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(toy.POLICY)
+    texts = [text for text, _ in reviews]
+    policy = train_gpt2(texts, tokenizer, width=112, layers=3, positions=128, steps=320)
+    save_half(policy, tokenizer, folder)
 
 
 def make_large(folder: Path) -> None:
@@ -110,6 +123,9 @@ def command_line() -> None:
     """See the module."""
     if sys.argv[1:] == ["tiny_large"]:
         print(f"The larger policy: {large()}")
+    elif len(sys.argv) == 3 and sys.argv[2] == "--untaught":
+        make_untaught(new_folder(sys.argv[1], "untaught"))
+        print(f"Done. Train it with --model.name {sys.argv[1]}")
     elif len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
         make(new_folder(sys.argv[1], "weights"))
         print(f"Done. To ship it, copy {sys.argv[1]} to imdb_train/weights")

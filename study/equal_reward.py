@@ -235,12 +235,16 @@ def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame
 
 
 def _of_role(study: Study, role: str) -> pd.DataFrame:
-    """The metrics of a role as those of one agent, or in any role: a row for each run, agent and iteration.
+    """Returns the metrics of a role as those of one agent, or in any role: a row a run, agent and iteration.
 
-    Of an agent in several roles of an iteration, means over these. In any role, without agents that are frozen beside
-    others.
+    A group that never has the role, as one agent is no observer, counts in any role. Several roles of an agent in an
+    iteration are averaged. In any role, agents that are frozen beside others are left out.
     """
-    metrics = study.without_frozen(study.metrics) if role == ANY else study.of_role(role).metrics
+    metrics = study.without_frozen(study.metrics)
+    if role != ANY:
+        of_role = study.of_role(role).metrics
+        without_it = ~metrics["group"].isin(of_role["group"])
+        metrics = pd.concat([of_role, metrics[without_it]])
     columns = ["task_reward", "kl", "response_tokens"]
     return metrics.groupby([*RUN, "agent", "iteration"])[columns].mean().reset_index()
 

@@ -1,6 +1,6 @@
 """Draws CORY's KL over PPO's against task reward, from the rows under results/: writes levels.png beside this file.
 
-    python docs/figures/levels.py
+python docs/figures/levels.py
 """
 
 import sys

@@ -119,10 +119,12 @@ def test_a_pair_is_compared_in_any_role_and_in_one():
     # At the end the mean of 2 and 0.5 times PPO's.
     assert in_any["ratio"].startswith("1.25 (1.25 to 1.25)")
     assert as_pioneer["ratio"].startswith("2.00 (2.00 to 2.00)")
+    # PPO has no observer, so its one role counts; CORY's has half its KL.
     (observer,) = primary(
-        study, [("CORY", "CORY")], [1.0], [("observer", "ratio")], roles=["observer"]
+        study, [("CORY", "PPO")], [1.0], [("observer", "ratio")], roles=["observer"]
     )
     assert observer["role"] == "observer" and observer["n"] == "5"
+    assert observer["ratio"].startswith("0.50 (0.50 to 0.50)")
 
 
 def test_in_any_role_an_agent_that_is_frozen_beside_another_does_not_count():
