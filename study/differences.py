@@ -14,7 +14,9 @@ from study.intervals import difference, holm, over_seeds
 HELD_OUT = "held out: "  # before the name of a metric of the evaluation
 
 
-def differences(study: Study, metrics: Sequence[str], calls: int = 1) -> Rows:
+def differences(
+    study: Study, metrics: Sequence[str], calls: int = 1, groups: Sequence[str] = ()
+) -> Rows:
     """By metric and group: both means, and the group minus the baseline; all that stand here are corrected for.
 
     Where two seeds or more are in both, these alone count.
@@ -22,11 +24,12 @@ def differences(study: Study, metrics: Sequence[str], calls: int = 1) -> Rows:
     Args:
         metrics: of the end of training, or with `held out: ` before it of the evaluation.
         calls: of the evaluation.
+        groups: that are compared with the baseline; none: all.
     """
     compared = []
     for metric in metrics:
         by_seed = _by_seed(study, metric, calls)
-        for name in study.groups:
+        for name in groups or study.groups:
             base = study.base_of(name)
             if base is not None and base != name:
                 ours, theirs = by_seed[name].dropna(), by_seed[base].dropna()

@@ -140,11 +140,11 @@ def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
     return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
-def differences_table(study: Study, metrics: str, calls: str = "1") -> Rows:
+def differences_table(study: Study, metrics: str, calls: str = "1", groups: str = "") -> Rows:
     """Groups against the baseline: metrics of the end of training, and those named `held out: METRIC`, in so many
     `calls`.
     """
-    return differences(study, _listed(metrics, ","), int(calls))
+    return differences(study, _listed(metrics, ","), int(calls), _listed(groups, "|"))
 
 
 KINDS: dict[str, Callable[..., Rows]] = {

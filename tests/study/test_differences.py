@@ -52,6 +52,12 @@ def test_a_seed_of_one_group_alone_does_not_count(study):
     assert (row["mean"][:5], row["mean of GRPO"][:5]) == ("0.405", "0.400")
 
 
+def test_groups_can_be_named(study):
+    metric = "held out: task_reward"
+    assert differences(study, [metric], groups=["DAPO"]) == differences(study, [metric])
+    assert differences(study, [metric], groups=["GRPO"]) == []  # the baseline
+
+
 def test_an_evaluation_in_two_calls(study):
     (row,) = differences(study, ["held out: task_reward"], calls=2)
     assert row["difference"] == "+0.400 (+0.361 to +0.439) higher ✓"
