@@ -36,7 +36,6 @@ from study.frame import (
 )
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
-from study.report import named_folders
 
 # Data may be drawn from the seed.
 OF_SEED = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
@@ -250,6 +249,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     )
     args = parser.parse_args(argv)
     out = Path(args.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out: expected a folder, got {args.out!r} ({error})") from None
     first = Path(args.runs[0])
     if (first / "runs.csv").is_file():
         if len(args.runs) > 1:
@@ -260,8 +263,11 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"--out: expected a folder without rows of an experiment, got {args.out!r}"
             )
-        study = read_runs(named_folders(args.runs))
-        out.mkdir(parents=True, exist_ok=True)
+        # Without the logs beside an experiment's runs, which a pattern names, too.
+        folders = [Path(name) for name in args.runs if not Path(name).is_file()]
+        if not folders:
+            raise UserError(f"expected folders of runs, got files alone: {' '.join(args.runs)}")
+        study = read_runs(folders)
         write_study(study, out)
     if args.baseline is not None:
         study = study.against(args.baseline)

@@ -212,13 +212,15 @@ def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
         columns: of `runs`, beside what the folder says: `group`, `family`, ...
 
     Raises:
-        UserError: it is no run's folder, or the run has not ended.
+        UserError: it is no run's folder, the run has not ended, or its metrics are missing.
     """
     settings = read_settings(folder)
     if not (folder / "summary.json").exists():
         raise UserError(f"{folder}: expected a run that has ended, got one without a summary.json")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     recorded = read_rows(folder / "metrics.jsonl")
+    if not recorded:
+        raise UserError(f"{folder}: expected lines in its metrics.jsonl, got none")
     fingerprint = settings.get("fingerprint") or {}
     versions = settings.get("versions") or {}
     row = {

@@ -2,16 +2,13 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from conftest import make_trainer
-from written import write_evaluation, write_run
+from written import write_run
 
-from cory.errors import UserError
 from cory.run.folder import read_rows
 from cory.run.report import render, run_page
-from study.report import command_line, make_page
 
 
 def test_a_run_stores_what_each_role_read_and_writes_its_report(finished):
@@ -45,11 +42,6 @@ def test_a_figure_or_report_that_fails_is_a_warning(config, monkeypatch, name):
     assert not (run.folder / "report.html").exists()
 
 
-def titles(page):
-    """The titles of a page's chains, by query."""
-    return {query: [title for title, _ in chains] for query, chains in page.completions.items()}
-
-
 def test_the_page_of_a_run(tmp_path):
     flags = {1: ["kl"], 2: ["kl"], 5: ["collapse"]}
     folder = write_run(tmp_path / "a", agents=2, iterations=6, texts=["one", "two"], flags=flags)
@@ -63,27 +55,6 @@ def test_the_page_of_a_run(tmp_path):
     assert steps == [("pioneer", "two"), ("observer", "two")]
     html = render(page)
     assert "reward +0.10 · KL 1.25" in html and "Better than &#34;query 1&#34;: query 1" in html
-
-
-def test_the_command(tmp_path, monkeypatch):
-    """Runs and evaluations, one that has not ended among them, by themselves and side by side."""
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "runs/a", texts=["one"], planned=20)
-    write_run(tmp_path / "runs/b", seed=1, agents=2, texts=["two"])
-    write_evaluation(tmp_path / "runs/e")
-    command_line(["runs/a"])
-    assert (tmp_path / "runs/a/report.html").exists()
-    command_line(["runs/e"])
-    assert (tmp_path / "runs/e/report.html").exists()
-    command_line(["runs/a", "runs/b", "runs/e", "--out", "new/all.html"])
-    assert (tmp_path / "new/all.html").exists()
-    page = make_page([Path("runs/a"), Path("runs/b"), Path("runs/e")])
-    assert [caption for caption, _ in page.figures] == ["a", "b", "e"] and len(page.tables) == 4
-    assert "<figcaption>b</figcaption>" in render(page)
-    assert len(titles(page)["query 0"]) == 2 + 4
-    for argv in (["runs/none"], ["runs/a", "--nope"], []):
-        with pytest.raises(UserError):
-            command_line(argv)
 
 
 @pytest.mark.usefixtures("drawn_figures")

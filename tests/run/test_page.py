@@ -14,9 +14,8 @@ from written import write_evaluation, write_run
 from cory.evaluation.report import write_evaluation_report
 from cory.run.folder import read_rows
 from cory.run.plots import svg
-from cory.run.report import NAME, Table, render, write_run_report
+from cory.run.report import NAME, Table, render, run_page, write_run_report
 from cory.run.tables import printable
-from study.report import make_page
 
 HACK = "window.hacked = 1"
 HOSTILE = [
@@ -55,30 +54,29 @@ class Parsed(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-def hostile_runs(tmp_path):
-    """Runs whose texts, names, settings, seeds, metrics and flags are all hostile: 200 chains."""
+def hostile_run(tmp_path):
+    """A run whose texts, name, settings, metrics and flags are all hostile: 200 chains."""
     texts = [HOSTILE[i % len(HOSTILE)] for i in range(200)]
     name = f"<img src=x onerror='{HACK}'>"
-    one = write_run(
+    run = write_run(
         tmp_path / name, agents=2, texts=texts, flags={2: [f"<b>{HACK}</b>"], 3: ["__proto__"]}
     )
-    rows = read_rows(one / "metrics.jsonl")
+    rows = read_rows(run / "metrics.jsonl")
     rows = [row | {f"<script>{HACK}</script>": 1.0, "__proto__": 2.0} for row in rows]
-    (one / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    config = (one / "config.yaml").read_text()
-    (one / "config.yaml").write_text(
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(
         config.replace("name: tiny\n", f'name: "</script><script>{HACK}</script>"\n', 1)
     )
-    two = write_run(tmp_path / "\u202e\x1b[31m</title>", seed=1, agents=1, texts=texts[:40])
-    return [one, two]
+    return run
 
 
 @pytest.mark.usefixtures("drawn_figures")
 def test_nothing_acts(tmp_path):
-    runs = hostile_runs(tmp_path)
-    page = make_page(runs)
+    run = hostile_run(tmp_path)
+    page = run_page(run, run.name)
     page.title = f"</title><script>{HACK}</script>"
-    rows = read_rows(runs[0] / "metrics.jsonl")
+    rows = read_rows(run / "metrics.jsonl")
     rows = [row | {"agent": f"</svg><script>{HACK}</script>"} for row in rows]
     page.figures.append(("curves", svg(partial(plot_curves, rows))))
     for text in HOSTILE:
@@ -111,14 +109,12 @@ def test_nothing_acts(tmp_path):
 
 
 def test_pages_link_to_nothing_and_run_one_script(tmp_path):
-    """A run, an evaluation and both; the policy has the hash of the script."""
+    """A run and an evaluation; the policy has the hash of the script."""
     run = write_run(tmp_path / "a", texts=["one"])
     evaluation = write_evaluation(tmp_path / "e")
     write_run_report(run, "CORY")
     write_evaluation_report(evaluation)
-    both = render(make_page([run, evaluation]))
-    (tmp_path / "both.html").write_text(both)
-    for path in (run / NAME, evaluation / NAME, tmp_path / "both.html"):
+    for path in (run / NAME, evaluation / NAME):
         html = path.read_text()
         parsed = Parsed(html)
         (policy,) = (meta["content"] for meta in parsed.named("meta") if "http-equiv" in meta)

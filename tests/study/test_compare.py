@@ -9,7 +9,6 @@ from written import write_lines
 from written import write_run as make_run
 
 from cory.errors import UserError
-from study import report
 from study.compare import command_line, verdicts
 from study.comparison import ends, ends_by_agent
 from study.frame import HELD_OUT, read_study, with_combined_reward, write_study
@@ -228,11 +227,21 @@ def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
         command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "GRPO"])
 
 
-@pytest.mark.parametrize("program", [command_line, report.command_line])
-def test_a_pattern_that_names_logs_alone_is_refused(tmp_path, program):
+def test_a_pattern_that_names_logs_alone_is_refused(tmp_path):
     (tmp_path / "a-seed0.log").touch()
     with pytest.raises(UserError, match="expected folders of runs"):
-        program([str(tmp_path / "a-seed0.log"), "--out", str(tmp_path / "out")])
+        command_line([str(tmp_path / "a-seed0.log"), "--out", str(tmp_path / "out")])
+
+
+def test_a_file_as_folder_and_a_run_without_metrics_are_refused(tmp_path):
+    run = make_run(tmp_path / "a-seed0")
+    (tmp_path / "file").touch()
+    for out in ("file", "file/inside"):
+        with pytest.raises(UserError, match="--out: expected a folder"):
+            command_line([str(run), "--out", str(tmp_path / out)])
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(UserError, match=r"a-seed0: .*metrics\.jsonl"):
+        command_line([str(run), "--out", str(tmp_path / "out")])
 
 
 def test_runs_are_not_written_over_the_rows_of_an_experiment(tmp_path, capsys):
