@@ -408,7 +408,8 @@ def write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "code_marker.py").write_text(MARKER)
-    (tmp_path / "run/agent_1").mkdir(parents=True)
+    for agent in ("agent_1", "agent_2"):
+        (tmp_path / "run" / agent).mkdir(parents=True)
     (tmp_path / "run/metrics.jsonl").write_text("{}\n")
     (tmp_path / "run/summary.json").write_text('{"iterations": 1}')
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -331,7 +332,7 @@ class Evaluator:
                 chunk = range(start, min(start + size, count))
                 yield from self._answer_chunk(row, answerer, chunk)
                 bar.update(len(chunk))
-        print(f"{row.name}: {count}/{count} queries", flush=True)
+        print(f"{row.name}: {count}/{count} queries", file=sys.stderr, flush=True)
 
     def _answer_chunk(self, row: Row, answerer: Answerer, chunk: range) -> list[Record]:
         """A record for each query of a chunk."""

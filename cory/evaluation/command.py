@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -103,6 +104,9 @@ def evaluate(
     columns = task.dataset.select(range(count))[:]
     queries = row_keys(columns)
     shares = shares_in_training(lineup.runs, columns, trained_on)
+    notes = [*lineup.notes]
+    for note in notes:  # before the answers, which take long
+        print(f"Note: {note}", file=sys.stderr)
     description = (
         f"{describe_queries(queries, shares)}, {counted(settings.samples, 'response')} each, "
         f"temperature {lineup.sampling.temperature:g}, eta = {lineup.kl_coef:g}"
@@ -111,8 +115,12 @@ def evaluate(
     folder = new_folder(settings.output, evaluation_name(settings.models))
     with locked(folder), filled(folder) as new:
         trained = {str(run): agents_hash(run) for run in lineup.runs}
-        records = Evaluator(lineup, columns, settings, device).run(new / RESPONSES)
-        rows = table_rows(records, columns, task, settings, lineup.kl_coef)
+        with warnings.catch_warnings(record=True) as caught:
+            records = Evaluator(lineup, columns, settings, device).run(new / RESPONSES)
+            rows = table_rows(records, columns, task, settings, lineup.kl_coef)
+        for text in dict.fromkeys(str(warning.message) for warning in caught):
+            print(f"Note: {text}", file=sys.stderr)
+            notes.append(text)
         shown = {
             metric: title
             for metric, title in titles(task, settings).items()
@@ -120,14 +128,12 @@ def evaluate(
         }
         has_chains = any(row.reads for row in lineup.rows)
         costs = cost_titles() if has_chains else {}
-        _print_tables(
-            description, _by_run(rows, [run_label(run) for run in lineup.runs]), shown, costs
-        )
         content = {
             "settings": {
                 key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
             },
             "description": description,
+            "notes": notes,
             "in_training": shares,
             "titles": shown,
             "costs": costs,
@@ -141,7 +147,9 @@ def evaluate(
         _write_json(new / "settings.json", {**asdict(settings), "trained": trained})
         _write_json(new / "evaluation.json", content)
     write_evaluation_report(folder)
-    print(f"\nRows and responses are in {folder}; {NAME} shows them with a figure")
+    # Last, as what reads the output, such as head, may close it.
+    _print_tables(description, _by_run(rows, [run_label(run) for run in lineup.runs]), shown, costs)
+    print(f"\nRows and responses are in {folder}; {NAME} shows them with a figure", flush=True)
     return Evaluation(folder, rows)
 
 

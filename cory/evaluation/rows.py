@@ -5,13 +5,15 @@
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
   observer, so that a chain of two agents is compared with two calls of one; in longer chains as often as they have
   roles. The agent of a run whose only role is none of the first run's chain answers once.
+* untrained, `base of B after base of A`: two agents of a run before training, where their bases differ. Else `base
+  after itself` is that chain.
 
 KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
 is loaded with its run's settings (chat template, quantization) and reads its run's prompts.
 """
 
 import itertools
-import sys
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig, c
 from cory.errors import UserError
 from cory.identity import check_models, policy_models
 from cory.roles import RolePrompts
-from cory.run.folder import agent_folders, agent_index, run_agents, run_label
+from cory.run.folder import agent_index, run_agents, run_label
 from cory.run.settings import read_settings
 from cory.run.tables import one_line
 from cory.task_kinds import find_kind, run_config
@@ -76,7 +78,7 @@ def base_of_saved(model: ModelConfig) -> ModelConfig:
     """The model from which an agent of an earlier run was trained there; any other model is its own base."""
     folder = Path(model.name)
     run = folder.parent
-    if folder not in agent_folders(run).values() or not (run / "config.yaml").exists():
+    if not re.fullmatch(r"agent_\d+", folder.name) or not (run / "config.yaml").exists():
         return model
     config = run_config(run)
     base = config.of_agent(agent_index(folder.name)).model
@@ -138,6 +140,7 @@ class Lineup:
         sampling: of all rows.
         kl_coef: eta of the combined reward.
         team_sizes: how many responses a chain has that earns a team reward.
+        notes: caveats about the numbers.
         date: that of the first run, which chat templates write that write the date; None: today's.
     """
 
@@ -146,11 +149,12 @@ class Lineup:
     sampling: SamplingConfig
     kl_coef: float
     team_sizes: set[int]
+    notes: list[str]
     date: str | None
 
 
 def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
-    """The rows that the settings name. Warns of a run that was trained on another reward.
+    """The rows that the settings name.
 
     Raises a UserError: a run cannot be read, or was trained with another model of the same name; two rows would have
     the same name; or `settings.only` is none of the runs.
@@ -184,14 +188,26 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
     longest = max(2, len(task.prompts.roles), *roles)
     solo = [Row("base", ModelSource(base, None, base), base_task)]
     chains = _after_itself(solo[0], longest) if runs else []
+    notes = []
     for name in settings.models:
         if Path(name) in runs:
+            notes += check_run(Path(name), runs[Path(name)], task)
             agents = _add_agents(solo, Path(name), runs[Path(name)], task, settings)
-            chains += _chains(agents, Path(name), runs[Path(name)], task, longest)
+            if len(agents) == 1:
+                if begins_as(task.prompts, agents[0].task.prompts):
+                    chains += _after_itself(agents[0], longest)
+            elif runs[Path(name)].cory.knowledge_transfer:
+                chains += _untrained_chains(solo, agents, runs[Path(name)])
+                chains += _chains(agents, runs[Path(name)])
+            else:
+                notes.append(
+                    f"{run_label(Path(name))}: no chains, as its agents read no responses (cory.knowledge_transfer)"
+                )
         elif config.resolve(name) != base.name:
             model = replace(base, name=config.resolve(name), revision=None)
             solo.append(Row(name, ModelSource(model, None, base), base_task))
 
+    notes += _references(solo)
     rows = [*solo, *chains]
     names = [row.name for row in rows]
     if len(set(names)) < len(names):
@@ -206,6 +222,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
         # Beside the runs' own chains, the longest: a single agent after itself earns what that chain does.
         team_sizes={longest, *roles},
+        notes=notes,
         date=date,
     )
 
@@ -214,30 +231,53 @@ def _add_agents(
     solo: list[Row], run: Path, config: Config, task: "Task", settings: EvaluationConfig
 ) -> list[Row]:
     """Adds the rows of a run's agents, which are returned, and of their bases that have no row yet."""
-    check_run(run, config, task)
     run_task = with_prompts_of(run, task, settings.task)
     agents = []
     for name, source in agent_sources(run, config, settings.model).items():
         # Each agent's KL is to its own base, unless one is named for all.
         base = solo[0].source.base if settings.base else source.base
-        answers_already = any(same_weights(base, row.source.model) for row in solo)
-        if config.is_trained(agent_index(name)) and not answers_already:
+        if config.is_trained(agent_index(name)) and _row_of(base, solo) is None:
             solo.append(Row(f"base of {name}", ModelSource(base, None, base), run_task))
         agents.append(Row(name, source._replace(base=base), run_task))
         solo.append(agents[-1])
     return agents
 
 
-def _chains(
-    agents: Sequence[Row], run: Path, config: Config, task: "Task", longest: int
-) -> list[Row]:
-    """The chains of a run's agents: of each two in both orders, and one of all roles that begins with each agent."""
-    if len(agents) == 1:
-        has_part = begins_as(task.prompts, agents[0].task.prompts)
-        return _after_itself(agents[0], longest) if has_part else []
-    if not config.cory.knowledge_transfer:
-        print(f"{run}: no chains, as its agents read no responses (cory.knowledge_transfer)")
+def _row_of(model: ModelConfig, solo: Sequence[Row]) -> Row | None:
+    """The row of a model without an adapter; None if it has none."""
+    rows = (row for row in solo if row.source.adapter is None)
+    return next((row for row in rows if same_weights(row.source.model, model)), None)
+
+
+def _references(solo: Sequence[Row]) -> list[str]:
+    """Says to which model the KL of each row is, if that is not one model for all of them."""
+    measured: dict[str, list[str]] = {}
+    for row in solo:
+        reference = _row_of(row.source.base, solo)
+        if reference is not row:  # else its KL is 0
+            name = reference.name if reference else Path(row.source.base.name).name
+            measured.setdefault(name, []).append(row.name)
+    if len(measured) < 2:
         return []
+    parts = [f"of {', '.join(names)} to {reference}" for reference, names in measured.items()]
+    return [f"KL and combined rewards are to different references: {'; '.join(parts)}"]
+
+
+def _untrained_chains(solo: Sequence[Row], agents: Sequence[Row], config: Config) -> list[Row]:
+    """Chains of two agents before training, in both orders, where both learn and their bases differ."""
+    rows = []
+    trained = [agent for agent in agents if config.is_trained(agent_index(agent.name))]
+    for pioneer, observer in itertools.permutations(trained, 2):
+        base = observer.source.base
+        if not same_weights(pioneer.source.base, base):
+            name = f"base of {observer.name} after base of {pioneer.name.split('/')[-1]}"
+            first = _row_of(pioneer.source.base, solo)
+            rows.append(Row(name, ModelSource(base, None, base), observer.task, reads=first))
+    return rows
+
+
+def _chains(agents: Sequence[Row], config: Config) -> list[Row]:
+    """The chains of a run's agents: of each two in both orders, and one of all roles that begins with each agent."""
     rows = [observer.after(pioneer) for pioneer, observer in itertools.permutations(agents, 2)]
     for start, pioneer in enumerate(agents):
         chain = pioneer
@@ -291,8 +331,8 @@ def begins_as(chain: RolePrompts, prompts: RolePrompts) -> bool:
     return prompts.settings(0).name in (None, chain.name(0))
 
 
-def check_run(run: Path, config: Config, task: "Task") -> None:
-    """Warns if a run was trained on other rewards than those of `task`, or with other models in them.
+def check_run(run: Path, config: Config, task: "Task") -> list[str]:
+    """Says if a run was trained on other rewards than those of `task`, or with other models in them.
 
     Raises a UserError if it was trained with other models of the same names.
     """
@@ -312,6 +352,6 @@ def check_run(run: Path, config: Config, task: "Task") -> None:
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
-    if changes:
-        warning = f"Warning: {run} was trained on another reward: {'; '.join(changes)}"
-        print(one_line(warning), file=sys.stderr)
+    if not changes:
+        return []
+    return [one_line(f"{run_label(run)} was trained on another reward: {'; '.join(changes)}")]

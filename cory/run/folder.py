@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from cory.errors import UserError
+from cory.config import CoryConfig, from_data
+from cory.errors import UserError, counted
 from cory.identity import model_identity
+from cory.run.settings import read_settings
 
 if TYPE_CHECKING:
     from cory.iteration import Iteration
@@ -107,24 +109,25 @@ def finished_iterations(run: Path) -> int | None:
 
 
 def run_agents(folder: Path) -> dict[str, Path]:
-    """A run's saved agents, named RUN/agent_1, ...; empty if it is no run. Raises a UserError if it has not ended.
+    """A run's saved agents, in their order, by their names in an evaluation, RUN/agent_1, ...; empty if it is no run.
 
     Without a summary it has not ended, whatever agents lie there: they may be those of a run that has gone back since.
+
+    Raises a UserError: it has not ended, or the folder of an agent is missing.
     """
     if not (folder / "config.yaml").exists():
         return {}
-    agents = agent_folders(folder)
-    if not agents or not (folder / SUMMARY).exists():
+    if not (folder / SUMMARY).exists():
         raise UserError(
             f"{folder}: expected a run with saved agents, got one that has not ended (--resume continues it)"
         )
-    return agents
-
-
-def agent_folders(folder: Path) -> dict[str, Path]:
-    """The agents in a folder, in their order: by their names in an evaluation, RUN/agent_1, ..."""
-    agents = [path for path in folder.glob("agent_*") if path.is_dir() and path.name[6:].isdigit()]
-    agents.sort(key=lambda agent: agent_index(agent.name))
+    count = from_data(CoryConfig, read_settings(folder).get("cory", {})).num_agents
+    agents = [folder / f"agent_{number}" for number in range(1, count + 1)]
+    missing = [agent.name for agent in agents if not agent.is_dir()]
+    if missing:
+        raise UserError(
+            f"{folder}: expected the folders of its {counted(count, 'agent')}, got none for {', '.join(missing)}"
+        )
     return {f"{run_label(folder)}/{agent.name}": agent for agent in agents}
 
 

@@ -98,9 +98,10 @@ def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer
     untrained = replace(config, iterations=1, ppo=replace(config.ppo, learning_rate=1e-12))
     ppo = make_run(untrained, 1, output=str(tmp_path / "ppo"))
     of_other = make_run(untrained, 1, model=ModelConfig(str(other)))
-    rows = {
-        row["name"]: row for row in evaluate([ppo, of_other], held_out, settings(tmp_path)).rows
-    }
+    done = evaluate([ppo, of_other], held_out, settings(tmp_path))
+    rows = {row["name"]: row for row in done.rows}
+    (note,) = json.loads((done.folder / "evaluation.json").read_text())["notes"]
+    assert note.endswith(": of ppo/agent_1 to base; of run/agent_1 to base of run/agent_1")
     assert "base of run/agent_1" in rows
     assert rows["ppo/agent_1"]["kl"] < 1e-4 and rows["run/agent_1"]["kl"] < 1e-4
     assert rows["base of run/agent_1"]["kl"] == 0
@@ -225,8 +226,23 @@ def test_a_reward_that_was_changed_since_training_is_named(finished, held_out, t
     text = (run / "config.yaml").read_text()
     text = re.sub(r"reward_sha256: \w+", "reward_sha256: 0123456789abcdef", text)
     (run / "config.yaml").write_text(text)
-    evaluate([run], held_out, settings(tmp_path, queries=2))
-    assert "reward_sha256 0123456789abcdef" in capsys.readouterr().err
+    folder = evaluate([run], held_out, settings(tmp_path, queries=2)).folder
+    change = "reward_sha256 0123456789abcdef"
+    assert change in capsys.readouterr().err
+    (note,) = json.loads((folder / "evaluation.json").read_text())["notes"]
+    assert change in note and change in (folder / "report.html").read_text()
+
+
+@pytest.mark.filterwarnings("default")
+def test_what_is_warned_of_stands_in_the_report(held_out, policy_folder, tmp_path, capsys):
+    def sometimes(prompts, completions):
+        return [None, *([1.0] * (len(completions) - 1))]
+
+    task = Task(held_out.dataset, sometimes, PROMPTS)
+    folder = evaluate([policy_folder], task, settings(tmp_path, queries=2)).folder
+    (note,) = json.loads((folder / "evaluation.json").read_text())["notes"]
+    assert "sometimes returned None" in note and note in capsys.readouterr().err
+    assert note in (folder / "report.html").read_text()
 
 
 def test_an_observer_draws_other_random_numbers_than_the_pioneer(

@@ -14,6 +14,7 @@ from cory.evaluation.report import evaluation_page, row_labels
 def test_the_page_of_an_evaluation(tmp_path):
     page = evaluation_page(write_evaluation(tmp_path / "e"))
     table, costs = page.tables
+    assert page.notes == ["a caveat"]
     joint = "run/agent_2 after run/agent_1"
     cells = {"task reward": "0.500 ± 0.100", "KL": "0.200 ± 0.000"}
     assert table.rows[1] == {"model": "run/agent_1", **cells}

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import count_good, make_trainer
+from conftest import count_good, make_trainer, read_responses
 from test_resume import after, interrupt, outcome
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -81,10 +81,22 @@ def test_agents_of_different_models_have_their_own_of_everything(
     assert saved.config.model_type == "llama"
     assert len(AutoTokenizer.from_pretrained(folder / "agent_2")) == len(two.tokenizer)
     settings = EvaluationConfig(queries=4, output=str(tmp_path / "evaluation"), device="cpu")
-    rows = {row["name"]: row for row in evaluate([folder], trainer.task, settings).rows}
-    assert list(rows) == ["base", "run/agent_1", "base of run/agent_2", "run/agent_2", "base after itself",
+    done = evaluate([folder], trainer.task, settings)
+    rows = {row["name"]: row for row in done.rows}
+    untrained = [
+        "base of run/agent_2 after base of agent_1",
+        "base of run/agent_1 after base of agent_2",
+    ]
+    assert list(rows) == ["base", "run/agent_1", "base of run/agent_2", "run/agent_2", "base after itself", *untrained,
                           "run/agent_2 after agent_1", "run/agent_1 after agent_2"]  # fmt: skip
-    assert rows["base of run/agent_2"]["kl"] == 0 and all(row["kl"] >= 0 for row in rows.values())
+    assert all(row["kl"] >= 0 for row in rows.values())
+    assert all(rows[name]["kl"] == 0 for name in ("base of run/agent_2", *untrained))
+    # The untrained pair reads as the trained one does.
+    records = read_responses(done.folder)
+    for name, first in zip(untrained, ("base", "base of run/agent_2"), strict=True):
+        prompt = records[name, 0]["prompt"]
+        query, (response, *_) = records[first, 0]["prompt"], records[first, 0]["completions"]
+        assert prompt == f'Improve "{query}{response}": {query}'
 
 
 def test_agents_of_one_model_share_its_reference(config, llama_folder):

@@ -1,5 +1,6 @@
 """Output folders: one writer at a time, nothing half written under its final name, nothing of another kind replaced."""
 
+import io
 import os
 import shutil
 import signal
@@ -12,9 +13,11 @@ from conftest import make_trainer
 from test_resume import content, one
 
 from cory import evaluate
+from cory.chat import Chat
 from cory.config import EvaluationConfig
 from cory.errors import UserError
 from cory.evaluation.answer import Answerer
+from cory.hub import write_folder
 from cory.run import checkpoint
 from cory.run.folder import filled, read_rows, write_text
 from study.small_models import cached
@@ -113,6 +116,36 @@ def test_a_run_and_an_evaluation_do_not_take_each_others_folders(
     with pytest.raises(UserError, match=r"^resume: "):
         make_trainer(replace(one, resume=evaluation_place)).train()
     assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("gone", ["agent_1", "agent_2"])
+def test_a_run_without_the_folder_of_an_agent_is_refused(
+    finished, settings, tmp_path, monkeypatch, gone
+):
+    run = shutil.copytree(finished.folder, tmp_path / "copy")
+    shutil.rmtree(run / gone)
+    (run / gone).touch()  # a file is no agent either
+    with pytest.raises(UserError, match=rf"copy: .* {gone}$"):
+        evaluate([run], finished.task, settings)
+    with pytest.raises(UserError, match=rf"copy: .* {gone}$"):
+        Chat(run, "cpu")
+    with pytest.raises(UserError, match=rf"copy: .* {gone}$"):
+        write_folder(tmp_path, run, "user/name")
+    assert not Path(settings.output).exists()
+
+
+def test_an_evaluation_is_saved_before_it_is_printed(finished, settings, monkeypatch):
+    """What reads its output, such as head, may close it."""
+
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Closed())
+    with pytest.raises(BrokenPipeError):
+        evaluate([finished.folder], finished.task, settings)
+    files = {"settings.json", "evaluation.json", "responses.jsonl", "report.html"}
+    assert only(Path(settings.output)) == files
 
 
 def test_names_are_given_when_all_is_filled(tmp_path):

@@ -95,6 +95,7 @@ def write_evaluation(folder: Path, texts=("good", "bad")):
     content = {
         "settings": {"shown": 100, "ks": []},
         "description": "2 queries",
+        "notes": ["a caveat"],
         "titles": {"task_reward": "task reward", "kl": "KL"},
         "costs": {"calls": "calls"},
         "queries": queries,
