@@ -2,11 +2,12 @@
 
     python -m cory.chat runs/imdb_cory_tiny
 
-A line is a prompt, or a row: a JSON object with `prompt`, and the columns that prompts and reward read besides.
+A line is a prompt: text, or chat messages as JSON. Or it is a row: a JSON object with `prompt`, and the columns that
+prompts and reward read besides.
 
     {"prompt": "What is 2 + 2?", "answer": "#### 4"}
 
-The same prompt typed again is answered anew. Ctrl-D ends the chat.
+The same prompt typed again is answered anew. Ctrl-D ends the chat, with status 2 if a line could not be answered.
 """
 
 import json
@@ -44,7 +45,8 @@ class Chat:
         agents = list(agent_sources(run, self.config, {}).values())
         announce_files(run, self.config, set())
         self.task = with_prompts_of(run, kind.make_task(self.config), {})
-        check_run(run, self.config, self.task)
+        for note in check_run(run, self.config, self.task):
+            print(f"Note: {note}", file=sys.stderr)
 
         # The base answers as the first role.
         self.names = ["base"]
@@ -93,8 +95,8 @@ class Chat:
             if self.task.team is not None:
                 team_reward = score_chains(self.task.team, prompt, [texts[1:]], row)
                 notes.append(f"team reward {team_reward.item():+.2f}")
-        except UserError as error:  # such as a column that a prompt alone lacks
-            notes.append(f"no reward: {one_line(str(error))}")
+        except Exception as error:  # such as a column that a prompt lacks, or that has another type
+            notes.append(f"no reward: {one_line(f'{type(error).__name__}: {error}')}")
         # Indented, as a response may look like the next one's line.
         shown = [printable(text).replace("\n", "\n  ") for text in texts]
         answers = [" ".join(parts) for parts in zip(self.names, rewards, shown, strict=True)]
@@ -102,11 +104,18 @@ class Chat:
 
     def _row(self, line: str) -> dict[str, Any]:
         row: dict[str, Any] = {"prompt": line}
-        if line.lstrip().startswith("{"):
+        if line.lstrip().startswith(("{", "[{")):
             try:
-                row = json.loads(line)
+                value = json.loads(line)
             except ValueError as error:
-                raise UserError(f"row: expected a JSON object, got {line!r} ({error})") from None
+                raise UserError(
+                    f"row: expected a JSON object or messages, got {line!r} ({error})"
+                ) from None
+            row = value if isinstance(value, dict) else {"prompt": value}
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeError:
+            raise UserError(f"row: expected text in UTF-8, got {line!r}") from None
         missing = [name for name in ("prompt", *self.task.prompts.columns()) if name not in row]
         if missing:
             raise UserError(f"row: expected a JSON object with {', '.join(missing)}, got {line!r}")
@@ -126,6 +135,10 @@ def run() -> None:
     chat = Chat(named(Path(arguments.run)), arguments.device)
     with suppress(ImportError):
         import readline  # noqa: F401  (lets `input` edit lines)
+    if hasattr(sys.stdin, "reconfigure"):
+        # So that a line which is not UTF-8 is refused by itself, in `answer`.
+        sys.stdin.reconfigure(errors="surrogateescape")
+    status = 0
     while True:
         try:
             line = input("> " if sys.stdin.isatty() else "")
@@ -133,8 +146,9 @@ def run() -> None:
                 print("\n".join(chat.answer(line)), flush=True)
         except UserError as error:
             print(f"error: {one_line(str(error))}", flush=True)
+            status = 2
         except EOFError:
-            return
+            sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -102,13 +102,33 @@ def test_the_columns_of_a_row_reach_the_reward(with_columns, read):
     assert "year" in note
 
 
+def test_messages_are_messages_and_a_reward_that_fails_is_one_line(with_columns, read):
+    chat = Chat(with_columns, "cpu")
+    messages = [turn("a film"), {"role": "assistant", "content": "bad"}, turn("the music")]
+    chat.answer(json.dumps(messages))
+    assert read[0] == messages
+    *answers, note = chat.answer(json.dumps({"prompt": QUERY, "year": "seven"}))
+    assert len(answers) == 3 and "ValueError" in note and "seven" in note
+
+
 def test_a_wrong_row_is_one_line_and_the_chat_goes_on(finished, command, monkeypatch):
-    rows = ['{"prompt": ', '{"year": 1}', '{"prompt": 5}', '{"prompt": ""}']
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join([*rows, "", QUERY])))
-    ended = command("cory.chat", finished.folder, "--device", "cpu")
-    *errors, base, _, _, _ = ended.out.splitlines()
-    assert ended.status == 0 and base.startswith("base +")
-    assert len(errors) == len(rows) and all(line.startswith("error: ") for line in errors)
+    rows = [
+        b'{"prompt": ',
+        b'{"year": 1}',
+        b'{"prompt": 5}',
+        b'{"prompt": ""}',
+        b'[{"role": 1}]',
+        b"caf\xe9",
+    ]
+    rows.append(rb'{"prompt": "\ud800"}')
+    for lines, status in (([*rows, b"", QUERY.encode()], 2), ([QUERY.encode()], 0)):
+        stream = io.BytesIO(b"\n".join(lines))
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(stream, encoding="utf-8"))
+        ended = command("cory.chat", finished.folder, "--device", "cpu")
+        *errors, base, _, _, _ = ended.out.splitlines()
+        assert ended.status == status and base.startswith("base +")
+        assert len(errors) == (len(rows) if status else 0)
+        assert all(line.startswith("error: ") for line in errors)
 
 
 def test_hostile_text_acts_on_no_terminal_and_is_no_line_of_its_own(finished, monkeypatch):
