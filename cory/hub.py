@@ -33,7 +33,7 @@ from cory.run.folder import (
     run_label,
 )
 from cory.run.settings import named, read_settings
-from cory.run.tables import interval_rows, markdown, markdown_table, printable
+from cory.run.tables import interval_rows, markdown, markdown_table, one_line, printable
 from cory.task_kinds import run_config
 from cory.yaml_file import yaml_text
 
@@ -169,8 +169,19 @@ def held_out_results(run: Path) -> str:
 
 
 def write_folder(folder: Path, run: Path, repository: str) -> None:
-    """Fills an empty folder with what is uploaded of a run. Raises a UserError if the run has not ended."""
+    """Fills an empty folder with what is uploaded of a run.
+
+    Raises a UserError: the run has not ended, or one of its agents cannot be loaded.
+    """
+    # Here, as importing torch takes seconds.
+    from cory.evaluation.answer import load
+    from cory.evaluation.rows import agent_sources
+    from cory.parallel.devices import choose_device
+
     config = run_config(run)
+    for source in agent_sources(run, config, {}).values():
+        # With itself as its base, as a full model is shared without that.
+        load(source._replace(base=source.model), choose_device("cpu"))
     agents = {path.name: path for path in run_agents(run).values()}
     fingerprint = read_settings(run).get("fingerprint") or {}
     iterations = finished_iterations(run) or 0
@@ -189,18 +200,25 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
 def upload(run: Path, repository: str, public: bool) -> str:
     """Uploads a run's agents; returns their address. A repository that exists stays as private as it is.
 
-    Raises a UserError if the run has not ended, and what huggingface_hub raises.
+    Raises a UserError: see `write_folder`, or the Hub cannot be reached or refuses.
     """
     api = HfApi()
     with tempfile.TemporaryDirectory() as temporary:
         write_folder(Path(temporary), run, repository)
-        api.create_repo(repository, private=not public, exist_ok=True)
-        api.upload_folder(
-            repo_id=repository,
-            folder_path=temporary,
-            commit_message=f"Upload {run.name}",
-            delete_patterns="agent_*/*",  # of earlier uploads
-        )
+        try:
+            api.create_repo(repository, private=not public, exist_ok=True)
+            api.upload_folder(
+                repo_id=repository,
+                folder_path=temporary,
+                commit_message=f"Upload {run.name}",
+                delete_patterns="agent_*/*",  # of earlier uploads
+            )
+        except (
+            Exception
+        ) as error:  # as of the HTTP library underneath, which differs between versions
+            raise UserError(
+                f"repository: {repository!r} on {api.endpoint} cannot be written ({one_line(str(error))})"
+            ) from None
     return f"{api.endpoint}/{repository}"
 
 

@@ -1,6 +1,7 @@
 """Sharing a run: what is uploaded to a stand-in for the Hub, and what the model card says."""
 
 import json
+import os
 import re
 import shutil
 from dataclasses import replace
@@ -15,6 +16,7 @@ from markdown_it import MarkdownIt
 from cory import evaluate
 from cory.agent import make_agents
 from cory.config import AgentConfig, EvaluationConfig, LoraConfig, ModelConfig, RoleConfig
+from cory.errors import UserError
 from cory.hub import model_card, upload, write_folder
 from cory.models.load import load_policy
 from cory.roles import RolePrompts
@@ -110,6 +112,23 @@ def test_a_look_uploads_nothing_and_is_what_is_uploaded(
         assert (folder / file.relative_to(hub.folder)).read_bytes() == file.read_bytes()
     ended = command("cory.hub", run, "../pair", "--look")
     assert ended.status == 2 and ended.error.startswith("error: repository: ")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_an_agent_that_cannot_be_loaded_is_not_shared(finished, tmp_path, name):
+    run = shutil.copytree(finished.folder, tmp_path / "run")
+    os.truncate(run / "agent_2" / name, 1000 if name == "model.safetensors" else 20)
+    with pytest.raises(UserError, match="agent_2"):
+        upload(run, REPOSITORY, public=False)
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(finished, hub, command, monkeypatch):
+    def fail(*_, **__):
+        raise OSError("no network\nat all")
+
+    monkeypatch.setattr(hub, "create_repo", fail)
+    with pytest.raises(UserError, match=r"^repository: 'user/pair'.*no network\\nat all"):
+        upload(finished.folder, REPOSITORY, public=False)
 
 
 def card_of(run: Path) -> ModelCard:
