@@ -118,9 +118,13 @@ def evaluate(
         with warnings.catch_warnings(record=True) as caught:
             records = Evaluator(lineup, columns, settings, device).run(new / RESPONSES)
             rows = table_rows(records, columns, task, settings, lineup.kl_coef)
-        for text in dict.fromkeys(str(warning.message) for warning in caught):
-            print(f"Note: {text}", file=sys.stderr)
-            notes.append(text)
+        for warning in caught:
+            warnings.showwarning(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+            # Not those of libraries, such as PEFT's of a file.
+            if Path(__file__).parents[1] in Path(warning.filename).parents:
+                notes.append(str(warning.message))
         shown = {
             metric: title
             for metric, title in titles(task, settings).items()
@@ -133,7 +137,7 @@ def evaluate(
                 key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
             },
             "description": description,
-            "notes": notes,
+            "notes": [*dict.fromkeys(notes)],
             "in_training": shares,
             "titles": shown,
             "costs": costs,

@@ -255,7 +255,8 @@ def _references(solo: Sequence[Row]) -> list[str]:
     for row in solo:
         reference = _row_of(row.source.base, solo)
         if reference is not row:  # else its KL is 0
-            name = reference.name if reference else Path(row.source.base.name).name
+            model = "/".join(Path(row.source.base.name).parts[-2:])
+            name = f"{reference.name} ({model})" if reference else model
             measured.setdefault(name, []).append(row.name)
     if len(measured) < 2:
         return []
