@@ -14,6 +14,7 @@ import shutil
 import tempfile
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -173,16 +174,17 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
 
     Raises a UserError: the run has not ended, or one of its agents cannot be loaded.
     """
-    # Here, as importing torch takes seconds.
-    from cory.evaluation.answer import load
-    from cory.evaluation.rows import agent_sources
-    from cory.parallel.devices import choose_device
+    from cory.models.load import adapter_tokenizer, attach, load_policy  # here: it imports torch
 
     config = run_config(run)
-    for source in agent_sources(run, config, {}).values():
-        # With itself as its base, as a full model is shared without that.
-        load(source._replace(base=source.model), choose_device("cpu"))
     agents = {path.name: path for path in run_agents(run).values()}
+    for agent, saved in agents.items():
+        model = config.of_agent(agent_index(agent)).model
+        if _is_adapter(saved):
+            base, tokenizer = load_policy(replace(model, name=config.resolve(model.name)))
+            adapter_tokenizer(saved, attach(base, saved), tokenizer)
+        else:
+            load_policy(replace(model, name=str(saved), revision=None, quantization="none"))
     fingerprint = read_settings(run).get("fingerprint") or {}
     iterations = finished_iterations(run) or 0
     held_out = held_out_results(run)

@@ -182,7 +182,7 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, comman
         if part.startswith("python -m "):
             ended = command(*shlex.split(part, comments=True)[2:])
             assert ended.status == 0, part + ended.out + ended.error
-            printed += ended.out
+            printed += ended.out + ended.error
         else:
             subprocess.run(["bash", "-ec", part], env=os.environ | {"PATH": path}, check=True)
     rows = [

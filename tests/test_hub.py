@@ -122,6 +122,13 @@ def test_an_agent_that_cannot_be_loaded_is_not_shared(finished, tmp_path, name):
         upload(run, REPOSITORY, public=False)
 
 
+def test_an_adapter_that_cannot_be_loaded_is_not_shared(adapters, tmp_path):
+    run = shutil.copytree(adapters, tmp_path / "run")
+    os.truncate(run / "agent_1/adapter_model.safetensors", 1000)
+    with pytest.raises(UserError, match="agent_1"):
+        upload(run, REPOSITORY, public=False)
+
+
 def test_a_hub_that_cannot_be_reached_is_one_line(finished, hub, command, monkeypatch):
     def fail(*_, **__):
         raise OSError("no network\nat all")
