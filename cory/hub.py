@@ -4,8 +4,7 @@
     python -m cory.hub runs/imdb_cory_tiny user/name --public      # for everybody
     python -m cory.hub runs/imdb_cory_tiny user/name --look        # writes what would be uploaded, and uploads nothing
 
-Needs a token: `hf auth login`, or HF_TOKEN. The card has the table of the newest evaluation beside the run that has
-evaluated its agents as they are now.
+Needs a token: `hf auth login`, or HF_TOKEN.
 """
 
 import json
@@ -25,16 +24,9 @@ from cory.config import Config
 from cory.errors import UserError, counted
 from cory.identity import is_local
 from cory.roles import RolePrompts
-from cory.run.folder import (
-    BEST,
-    agent_index,
-    agents_hash,
-    finished_iterations,
-    run_agents,
-    run_label,
-)
+from cory.run.folder import agent_index, finished_iterations, run_agents
 from cory.run.settings import named, read_settings
-from cory.run.tables import interval_rows, markdown, markdown_table, one_line, printable
+from cory.run.tables import markdown, one_line, printable
 from cory.task_kinds import run_config
 from cory.yaml_file import yaml_text
 
@@ -47,7 +39,6 @@ def model_card(
     fingerprint: Mapping[str, Any],
     iterations: int,
     repository: str | None = None,
-    held_out: str = "",
 ) -> str:
     """A README.md for saved agents. It names no path of this machine; texts in it act neither as Markdown nor as HTML.
 
@@ -57,7 +48,6 @@ def model_card(
         fingerprint: of the run's config.yaml.
         iterations: that were done.
         repository: user/name, whose subfolders the agents are. None: the card is for the folder of a single agent.
-        held_out: held-out results, as Markdown.
     """
     has_adapter = any(map(_is_adapter, agents.values()))
     origins = []
@@ -108,8 +98,6 @@ def model_card(
         # Indented code, as no text in it ends it.
         textwrap.indent(printable(yaml_text(templates)), "    "),
     ]
-    if held_out:
-        parts += ["## Held-out results", held_out]
     text = "\n\n".join(parts)
     return str(ModelCard(f"---\n{header.to_yaml()}\n---\n\n{text}\n"))
 
@@ -141,34 +129,6 @@ def _loading(agent: str, folder: Path, config: Config, repository: str | None) -
     ]
 
 
-def held_out_results(run: Path) -> str:
-    """The table of the newest evaluation beside a run that has evaluated its agents as they are now; empty without one.
-
-    It has the rows of the base, and of the run's agents and chains.
-    """
-    end_of_run = agents_hash(run)
-    beside = run.parent.parent if run.name == BEST else run.parent
-    files = sorted(beside.glob("*/evaluation.json"), key=lambda file: -file.stat().st_mtime)
-    for file in files:
-        settings = json.loads((file.parent / "settings.json").read_text(encoding="utf-8"))
-        trained = settings["trained"].items()
-        labels = [run_label(Path(name)) for name, weights in trained if weights == end_of_run]
-        if labels:
-            evaluation = json.loads(file.read_text(encoding="utf-8"))
-            # A run may have had another name then.
-            label = run_label(run) if run_label(run) in labels else labels[0]
-            of_run = ("base after itself", f"base of {label}/", f"{label}/")
-            rows = [
-                row
-                for row in evaluation["rows"]
-                if row["name"] == "base" or row["name"].startswith(of_run)
-            ]
-            cells = [list(row.values()) for row in interval_rows(rows, evaluation["titles"])]
-            table = markdown_table(["model", *evaluation["titles"].values()], cells)
-            return f"{markdown(evaluation['description'])}; mean ± half-width of the 95 % interval.\n\n{table}"
-    return ""
-
-
 def write_folder(folder: Path, run: Path, repository: str) -> None:
     """Fills an empty folder with what is uploaded of a run.
 
@@ -187,8 +147,7 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
             load_policy(replace(model, name=str(saved), revision=None, quantization="none"))
     fingerprint = read_settings(run).get("fingerprint") or {}
     iterations = finished_iterations(run) or 0
-    held_out = held_out_results(run)
-    card = model_card(agents, config, fingerprint, iterations, repository, held_out)
+    card = model_card(agents, config, fingerprint, iterations, repository)
     (folder / "README.md").write_text(card, encoding="utf-8")
     for agent, saved in agents.items():
         shutil.copytree(saved, folder / agent, ignore=shutil.ignore_patterns("README.md"))
@@ -215,9 +174,8 @@ def upload(run: Path, repository: str, public: bool) -> str:
                 commit_message=f"Upload {run.name}",
                 delete_patterns="agent_*/*",  # of earlier uploads
             )
-        except (
-            Exception
-        ) as error:  # as of the HTTP library underneath, which differs between versions
+        # As of the HTTP library underneath, which differs between versions.
+        except Exception as error:
             raise UserError(
                 f"repository: {repository!r} on {api.endpoint} cannot be written ({one_line(str(error))})"
             ) from None

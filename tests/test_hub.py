@@ -1,6 +1,5 @@
 """Sharing a run: what is uploaded to a stand-in for the Hub, and what the model card says."""
 
-import json
 import os
 import re
 import shutil
@@ -13,11 +12,10 @@ from conftest import make_config, sentences
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from cory import evaluate
 from cory.agent import make_agents
-from cory.config import AgentConfig, EvaluationConfig, LoraConfig, ModelConfig, RoleConfig
+from cory.config import AgentConfig, LoraConfig, ModelConfig, RoleConfig
 from cory.errors import UserError
-from cory.hub import model_card, upload, write_folder
+from cory.hub import model_card, upload
 from cory.models.load import load_policy
 from cory.roles import RolePrompts
 from cory.task import Task
@@ -138,14 +136,6 @@ def test_a_hub_that_cannot_be_reached_is_one_line(finished, hub, command, monkey
         upload(finished.folder, REPOSITORY, public=False)
 
 
-def card_of(run: Path) -> ModelCard:
-    folder = run.parent / "look"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    write_folder(folder, run, REPOSITORY)
-    return ModelCard((folder / "README.md").read_text())
-
-
 def test_the_card_says_what_the_agents_are(config):
     fingerprint = {
         "prompts": {"pioneer": "{prompt}", "observer": "better than {response}: {prompt}"},
@@ -160,27 +150,11 @@ def test_the_card_says_what_the_agents_are(config):
         assert text in card.text
 
 
-def test_the_card_has_the_rows_of_its_run_as_it_is_now(finished, tmp_path):
-    run = shutil.copytree(finished.folder, tmp_path / "run")
-    assert "Held-out" not in card_of(run).text
-    chosen = EvaluationConfig(queries=4, output=str(tmp_path / "evaluation"), device="cpu")
-    evaluation = evaluate([run], finished.task, chosen)
-    page = MarkdownIt("commonmark").enable("table").render(card_of(run).text)
-    row = next(row for row in evaluation.rows if row["name"] == "run/agent_2 after agent_1")
-    assert f"<td>{row['task_reward']:.3f} ± {row['task_reward_ci']:.3f}</td>" in page
-    names = re.findall(r"<tr>\n<td>(.*)</td>", page)
-    assert names == [row["name"] for row in evaluation.rows]
-    settings = json.loads((evaluation.folder / "settings.json").read_text())
-    settings["trained"][str(run)] = "before"
-    (evaluation.folder / "settings.json").write_text(json.dumps(settings))
-    assert "Held-out" not in card_of(run).text
-
-
 def test_texts_of_a_card_act_neither_as_markdown_nor_as_html(config):
     hostile = "```\n# Heading\n<script>alert(1)</script> ![](https://example.org/x.png) ````\n---\n{prompt}"
     own = replace(config, roles=[RoleConfig(prompt=hostile), RoleConfig()])
     fingerprint = {"reward": hostile, "rows": 1}
-    card = model_card({"agent_1": Path("agent_1")}, own, fingerprint, 1, REPOSITORY, "")
+    card = model_card({"agent_1": Path("agent_1")}, own, fingerprint, 1, REPOSITORY)
     page = MarkdownIt("commonmark").enable("table").render(ModelCard(card).text)
     assert "alert(1)" in page and "<script>" not in page and "<img" not in page
     assert "Heading" not in " ".join(re.findall(r"<h\d>(.*?)</h\d>", page))

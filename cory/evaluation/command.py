@@ -36,7 +36,6 @@ from cory.evaluation.rows import line_up
 from cory.identity import data_hash, is_local, row_keys, share_in_training
 from cory.roles import query_text
 from cory.run.folder import (
-    agents_hash,
     as_json,
     filled,
     locked,
@@ -114,7 +113,6 @@ def evaluate(
 
     folder = new_folder(settings.output, evaluation_name(settings.models))
     with locked(folder), filled(folder) as new:
-        trained = {str(run): agents_hash(run) for run in lineup.runs}
         with warnings.catch_warnings(record=True) as caught:
             records = Evaluator(lineup, columns, settings, device).run(new / RESPONSES)
             rows = table_rows(records, columns, task, settings, lineup.kl_coef)
@@ -148,7 +146,7 @@ def evaluate(
             ],
             "rows": rows,
         }
-        _write_json(new / "settings.json", {**asdict(settings), "trained": trained})
+        _write_json(new / "settings.json", asdict(settings))
         _write_json(new / "evaluation.json", content)
     write_evaluation_report(folder)
     # Last, as what reads the output, such as head, may close it.

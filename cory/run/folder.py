@@ -4,7 +4,6 @@ What has its name is whole: text and folders are written beside it, under a name
 renamed. Lines of `.jsonl` files are appended; a checkpoint knows how many bytes of them count.
 """
 
-import hashlib
 import itertools
 import json
 import os
@@ -22,7 +21,6 @@ from tqdm import tqdm
 
 from cory.config import CoryConfig, from_data
 from cory.errors import UserError, counted
-from cory.identity import model_identity
 from cory.run.settings import read_settings
 
 if TYPE_CHECKING:
@@ -153,12 +151,6 @@ def short_labels(names: Iterable[str]) -> dict[str, str]:
 def agent_index(name: str) -> int:
     """1, of `agent_2` and of `RUN/agent_2`."""
     return int(name.rpartition("agent_")[2]) - 1
-
-
-def agents_hash(run: Path) -> str:
-    """A hash of the weights of a run's agents, which differs once it has trained on."""
-    identities = [model_identity(str(agent)) for agent in run_agents(run).values()]
-    return hashlib.sha256(str(identities).encode()).hexdigest()[:16]
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

@@ -89,12 +89,10 @@ class Page:
 
 
 def run_page(folder: Path, method: str) -> Page:
-    """The page of a run, which need not have ended. Raises a UserError if the folder is no run's."""
+    """The page of a run that has ended. Raises a UserError if the folder is no run's."""
     settings = read_settings(folder)
     rows = read_rows(folder / "metrics.jsonl")
-    summary = {}
-    if (folder / "summary.json").exists():
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
     planned = settings["iterations"]
     done = len({row["iteration"] for row in rows})

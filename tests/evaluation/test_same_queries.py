@@ -8,7 +8,6 @@ import pytest
 from cory import evaluate
 from cory.agent import make_agents
 from cory.config import EvaluationConfig
-from cory.hub import held_out_results
 from cory.identity import row_keys, share_in_training
 from cory.metrics import mean_interval
 from cory.roles import RolePrompts, query_text
@@ -78,8 +77,8 @@ def test_a_run_shows_the_columns_that_its_reward_reads(config, tmp_path, capsys)
     assert "letter: a" in page and "letter: b" in page
 
     settings = EvaluationConfig(output=str(run.folder.parent / "evaluation"))
-    evaluate([run.folder], held_out, settings, trained_on=train.dataset)
-    assert "50 %" in held_out_results(run.folder)
+    folder = evaluate([run.folder], held_out, settings, trained_on=train.dataset).folder
+    assert "50 %" in json.loads((folder / "evaluation.json").read_text())["description"]
 
 
 def test_chat_messages_and_other_values():
