@@ -26,7 +26,7 @@ def evaluation_page(folder: Path) -> Page:
     labels = row_labels([row["name"] for row in evaluation["rows"]])
     evaluation["rows"] = [row | {"name": labels[row["name"]]} for row in evaluation["rows"]]
     page = Page(folder.name, facts=list(evaluation["in_training"]), notes=evaluation["notes"])
-    page.figures.append((page.title, svg(partial(plot_evaluation, evaluation))))
+    page.figure = svg(partial(plot_evaluation, evaluation))
 
     note = f"{evaluation['description']}. Mean ± half-width of the 95 % interval over queries."
     page.tables.append(

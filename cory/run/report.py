@@ -49,7 +49,7 @@ class Page:
     Args:
         facts: what was run, in a few phrases.
         notes: caveats.
-        figures: captions, shown where there are several, and <svg> elements (`cory.run.plots.svg`).
+        figure: an <svg> element (`cory.run.plots.svg`), or nothing.
         completions: by query, with its columns, the chains that answered it: a title, and records as those of
             samples.jsonl.
     """
@@ -57,7 +57,7 @@ class Page:
     title: str
     facts: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    figures: list[tuple[str, str]] = field(default_factory=list)
+    figure: str = ""
     tables: list[Table] = field(default_factory=list)
     completions: dict[str, list[tuple[str, Sequence[Record]]]] = field(default_factory=dict)
 
@@ -115,7 +115,7 @@ def run_page(folder: Path, method: str) -> Page:
         from cory.run import plots  # here, as importing matplotlib takes a while
 
         draw = partial(plots.plot_curves, rows, first_role=rows[0]["role"])
-        page.figures.append((page.title, plots.svg(draw)))
+        page.figure = plots.svg(draw)
         page.tables.append(start_and_end(rows))
     page.add_samples(method, folder, summary.get("samples", {}))
     return page

@@ -78,7 +78,7 @@ def test_nothing_acts(tmp_path):
     page.title = f"</title><script>{HACK}</script>"
     rows = read_rows(run / "metrics.jsonl")
     rows = [row | {"agent": f"</svg><script>{HACK}</script>"} for row in rows]
-    page.figures.append(("curves", svg(partial(plot_curves, rows))))
+    page.figure = svg(partial(plot_curves, rows))
     for text in HOSTILE:
         step = {"role": text, "agent": text, "prompt": [{"role": text, "content": text}]}
         page.add_chain(
@@ -99,7 +99,7 @@ def test_nothing_acts(tmp_path):
     assert len(parsed.named("script")) == 1 and parsed.named("title") == [{}]
     assert not any(key.startswith("on") for _, attributes in parsed.elements for key in attributes)
     elements = "html head meta title style body header h1 h2 h3 h4 p span main section ul li figure div label input"
-    table = "table thead tbody tr th td article details summary script figcaption"
+    table = "table thead tbody tr th td article details summary script"
     drawing = "svg g path defs use text tspan clippath rect"
     allowed = {*elements.split(), *table.split(), *drawing.split()}
     assert {name for name, _ in parsed.elements} <= allowed
