@@ -75,9 +75,9 @@ def share_of_start(distinct_2: float, start: float) -> float:
 
 
 def collapsed(distinct_share: float, kl: float, kl_bound: float) -> bool:
-    """Collapse: distinct-2 below half of the role's in the first iteration, or KL (nats) above its bound.
+    """Collapse: distinct-2 below half of an untrained agent's, or KL (nats) above its bound.
 
-    `distinct_share`: that of `share_of_start`; NaN says nothing.
+    `distinct_share`: distinct-2 over the untrained agent's; NaN says nothing.
     """
     return distinct_share < 0.5 or kl > kl_bound
 

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import pandas as pd
 
 from study.cells import Rows
 from study.equal_reward import of_group, worded
 from study.frame import KL_GUARD, LAST, RUN, Study
 from study.intervals import difference, holm, over_seeds
+
+SMALLEST_SPREAD = 1e-9  # sum of squares, in tokens, below which lengths are all the same
 
 
 def collapse_times(study: Study) -> pd.DataFrame:
@@ -22,7 +25,7 @@ def collapse_times(study: Study) -> pd.DataFrame:
 
     stopped_by = dict(zip(study.names, study.runs["stopped_by"], strict=True))
     times = {}
-    for run, of_run in _with_share(study.metrics, study.runs).groupby(RUN, sort=False):
+    for run, of_run in _with_share(study).groupby(RUN, sort=False):
         by_kl, by_texts = [], []
         for _, rows in of_run.groupby("agent"):
             # An agent in several roles has a row for each.
@@ -42,15 +45,40 @@ def collapse_times(study: Study) -> pd.DataFrame:
     return pd.DataFrame.from_dict(times, orient="index", columns=["kl", "texts"]).rename_axis(RUN)
 
 
-def _with_share(metrics: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """The metrics of some runs, in their order, with their `kl_bound` and, as `share`, distinct-2 over that of the same
-    role in the first iteration; NaN where that is 0, as of answers of one word.
+def _with_share(study: Study) -> pd.DataFrame:
+    """Returns the metrics with their `kl_bound` and, as `share`, distinct-2 over an untrained agent's.
+
+    The share is NaN for answers of one word, and for agents that are frozen beside others.
     """
-    metrics = runs[[*RUN, "kl_bound"]].drop_duplicates(RUN).merge(metrics, on=RUN)
-    of_first = metrics[metrics["iteration"] == 0].groupby([*RUN, "role"])["distinct_2"].first()
-    metrics = metrics.join(of_first.rename("first"), on=[*RUN, "role"])
-    share = metrics["distinct_2"] / metrics["first"].where(metrics["first"] > 0)
-    return metrics.drop(columns="first").assign(share=share)
+    expected = _untrained_distinct_2(study)
+    bounds = study.runs[[*RUN, "kl_bound"]].drop_duplicates(RUN)
+    metrics = bounds.merge(study.metrics.assign(expected=expected), on=RUN)
+    return metrics.assign(share=metrics["distinct_2"] / metrics["expected"])
+
+
+def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
+    """Returns an untrained agent's distinct-2 in the role and at the response length of each row of the metrics.
+
+    Longer responses repeat more, and the length of a batch is drawn. So log distinct-2 is fitted by a line in the
+    response length over the first iterations, by least squares: an intercept for each group and role, a slope for each
+    role.
+    """
+    start = study.without_frozen(study.metrics)
+    start = start[(start["iteration"] == 0) & (start["distinct_2"] > 0)]
+    start = start.assign(log=np.log(start["distinct_2"]))
+    columns = ["log", "response_tokens"]
+    means = start.groupby(["group", "role"])[columns].mean()
+    slopes = {}
+    for role, rows in start.groupby("role"):
+        apart = rows[columns] - rows.groupby("group")[columns].transform("mean")
+        spread = float((apart["response_tokens"] ** 2).sum())
+        is_fitted = study.drawn_length is not None and spread > SMALLEST_SPREAD
+        slopes[role] = (apart["log"] @ apart["response_tokens"]) / spread if is_fitted else 0.0
+
+    metrics = study.metrics[["group", "role", "response_tokens"]]
+    at_mean = metrics[["group", "role"]].join(means, on=["group", "role"])
+    longer = metrics["response_tokens"] - at_mean["response_tokens"]
+    return np.exp(at_mean["log"] + metrics["role"].map(slopes) * longer)
 
 
 def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] = ()) -> Rows:

@@ -48,8 +48,8 @@ INTERVALS = (
 TRAINING = (
     "Means over the last 10 iterations, or all of a shorter run, and over a run's agents, in whatever role they were. "
     "A pair's observers have read a first answer there and a single agent has not, so it is no comparison at "
-    "equal calls. Collapsed: on the way, distinct-2 below half of the first iteration's, or KL above guards.kl_bound, "
-    "over ten iterations."
+    "equal calls. Collapsed: on the way, over ten iterations, distinct-2 below half of an untrained agent's at the "
+    "same length, or KL above guards.kl_bound."
 )
 CURVES = "Running means over up to 10 iterations, {}. A single run has no band, nor have two."
 PATHS = (

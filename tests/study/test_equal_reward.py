@@ -2,6 +2,8 @@
 
 import json
 
+import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from handmade import compared, make_study
@@ -10,7 +12,7 @@ from written import write_run as make_run
 from study.collapse import collapse_times, collapses
 from study.comparison import ends
 from study.equal_reward import common_levels, kl_at, running_means
-from study.frame import assemble, read_study, write_study
+from study.frame import LIMIT, SHORTEST, assemble, read_study, write_study
 
 
 def test_the_kl_is_that_of_the_iterations_that_first_reach_the_level():
@@ -119,6 +121,29 @@ def test_answers_of_one_word_do_not_collapse():
     """They have no distinct-2 that could fall."""
     study = make_study({"PPO": lambda *_: (1.0, 1.0, 0.0)})
     assert collapse_times(study)["texts"].isna().all()
+
+
+def test_distinct_2_is_held_against_the_untrained_agent_at_the_same_length():
+    """Untrained it is exp(-length / 10), in first batches of 4 to 12 tokens. PPO's responses grow from there to 14
+    tokens and repeat no more than that; CORY's shrink to 4 and repeat as those of 14 did.
+    """
+    study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)))
+    first_length = 4.0 + 2 * study.metrics["seed"].astype(float)
+    starts = study.metrics["iteration"] == 0
+    is_ppo = study.metrics["group"] == "PPO"
+    at_the_end = pd.Series(np.where(is_ppo, 14.0, 4.0))
+    length = first_length.where(starts, at_the_end)
+    study.metrics["response_tokens"] = length
+    study.metrics["distinct_2"] = np.exp(-length.where(starts, 14.0) / 10)
+    texts = collapse_times(study)["texts"]
+    assert texts["PPO"].isna().all()
+    assert texts["CORY"].notna().all()
+
+    # Where no length is drawn, the first iterations are taken as they are: a mean of exp(-0.8).
+    study.runs[SHORTEST] = study.runs[LIMIT]
+    assert collapse_times(study)["texts"].isna().all()
+    study.metrics.loc[~starts, "distinct_2"] = 0.49 * np.exp(-0.8)
+    assert collapse_times(study)["texts"].notna().all()
 
 
 def test_nothing_collapses_and_lengths_differ():
