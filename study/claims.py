@@ -1,61 +1,81 @@
-"""Judges the paper's claims by the results of the experiments: reproduced, contradicted, undecided, or not tested.
+"""Judges the paper's claims by the rows under results/: a direction, and a size beside what the paper reports.
 
     python -m study.claims --out results/claims.md
 
-Each claim is an estimate and the range in which its 95 % interval must lie (docs/experiments.md, "Claims"). Nothing is
-run: the files of `study.experiment` under `--results` suffice. A claim is judged by the seeds that every group of its
-experiment has ended, and not tested where they are fewer than five.
+Nothing is run. Definitions: docs/experiments.md, "Claims".
 """
 
 import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 from cory.command import Arguments, main
-from cory.errors import UserError, counted
 from cory.run.folder import write_text
-from study.cells import markdown_table
+from study.cells import Rows, markdown_table
 from study.estimates import (
     CORY,
+    OPEN,
     PPO,
     Estimate,
     Untested,
-    agents,
+    alone,
     between,
-    collapses,
+    by_seed,
+    collapsed,
+    collapses_later,
     decline,
     distance_of_agents,
     early_gain,
     end,
     gain,
-    growth_of_kl,
     kl_accelerates,
+    late_growth,
     measured,
+    of_fixed_roles,
+    over,
     passes,
-    per_gain,
+    prepared,
+    provided,
+    relative,
     rise,
-    share,
     share_of_limit,
-    texts_collapse,
-    unsteadiness,
+    spread,
+    texts_collapsed,
+    variance,
 )
-from study.experiment_file import Experiment, read_experiment
-from study.frame import Study, read_study
+from study.frame import BASE, Study, read_study
 from study.frontier import apart
 from study.intervals import FEWEST, Interval, difference, ratio
-from study.plan import checkout_file, plan
 
-SIMILAR = 0.2  # of the gain in task reward: values this far apart count as similar or close
-MUCH = 1.5  # ratio from which on something is "much" or "well" above
+SIMILAR = 0.2  # of a whole: what is no further from it counts as similar, close, or all of it
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
-NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
-COMPETITION = "CORY, weight -1"
-IMDB, GSM8K = "imdb_noise", "gsm8k_credit"
-ABLATIONS, COOPERATION = "imdb_ablations", "imdb_cooperation"
-RATES, FRONTIERS = "imdb_learning_rate", "imdb_frontier"
+NEARLY_ALL = (1 - SIMILAR, math.inf)
+SHOWN_P = (0.01, 0.05)  # p-values this close to the limit stand beside their interval
+
+SETTINGS = {
+    "imdb_partner_full_kl": "toy, full KL, 3e-5",
+    "imdb_partner_full_kl_low_rate": "toy, full KL, 1.5e-5",
+    "imdb_partner_sampled_kl": "toy, sampled KL, 3e-5",
+    "imdb_partner_sampled_kl_low_rate": "toy, sampled KL, 1.5e-5",
+    "imdb_stability": "SmolLM2, full KL, 3e-5",
+    "imdb_rivals": "SmolLM2, sampled KL, 1e-4, causal credit",
+    "imdb_confounders": "toy, full KL, 3e-5, published scripts",
+    "imdb_ablations_full_kl": "toy, full KL, 3e-5, ablations",
+    "imdb_ablations_sampled_kl": "toy, sampled KL, 3e-5, ablations",
+    "imdb_frontier_full_kl": "toy, full KL, 3e-5, four etas",
+    "imdb_learning_rate_full_kl": "toy, full KL, 5e-6 to 5e-5",
+    "imdb_cooperation_full_kl": "toy, full KL, 3e-5, coefficients",
+    "gsm8k_credit": "GSM8K's toy",
+}
+"""What a folder under results/ measures; the toy is IMDB's. The folder's name begins with its task."""
+
+IMDB = tuple(SETTINGS)[:6]
+ABLATIONS = ("imdb_ablations_full_kl", "imdb_ablations_sampled_kl")
+FRONTIERS, RATES = ("imdb_frontier_full_kl",), ("imdb_learning_rate_full_kl",)
+COOPERATION, SCRIPTS = ("imdb_cooperation_full_kl",), ("imdb_confounders",)
+GSM8K = ("gsm8k_credit",)
 
 
 @dataclass(frozen=True)
@@ -63,252 +83,215 @@ class Claim:
     """A claim of the paper.
 
     Args:
-        number: of its experiment. says: in words. measured: what is estimated.
-        holds: the open range in which the estimate's interval must lie. experiment: that it is judged by.
-        estimate: raises Untested where it cannot be had.
+        says: in words.
+        number: what is estimated.
+        paper: the size that the paper reports.
+        holds: the open range in which the estimate lies if the claim's direction is right.
+        folders: under results/, each a setting in which it is judged.
     """
 
-    number: str
     says: str
-    measured: str
+    number: str
+    paper: str
     holds: tuple[float, float]
-    experiment: str
+    folders: Sequence[str]
     estimate: Estimate
 
 
-CLAIMS = [
-    Claim("E1", "CORY's task reward is similar to PPO's", "task reward, (CORY - PPO) / PPO's gain",
-          (-SIMILAR, SIMILAR), IMDB, per_gain(CORY, PPO, "task_reward")),
-    Claim("E1", "PPO's KL is more than twice CORY's", "KL, PPO / CORY", (2, math.inf), IMDB,
-          between(PPO, CORY, end("kl"), ratio)),
-    Claim("E1", "PPO's KL is more than twice CORY's, each with its published script's settings",
-          "KL, PPO, repetition penalty / CORY, all three and repetition penalty", (2, math.inf), "imdb_confounders",
-          between("PPO, repetition penalty", "CORY, all three and repetition penalty", end("kl"), ratio)),
-    Claim("E1", "CORY's combined reward rises", "combined reward, last - first 10 iterations", ABOVE, IMDB,
-          measured(CORY, rise)),
-    Claim("E1", "PPO's combined reward falls", "combined reward, last - first 10 iterations", BELOW, IMDB,
-          measured(PPO, rise)),
-    Claim("E1", "agent_1 and agent_2 end close together", "combined reward, distance of agent_1 and agent_2 / gain",
-          (-math.inf, SIMILAR), IMDB, share(CORY, distance_of_agents, gain)),
-    Claim("E1, E5", "a larger model does not bring PPO to CORY's KL", "KL, larger PPO / CORY", MORE, ABLATIONS,
-          between("PPO, larger model", CORY, end("kl"), ratio)),
-    Claim("E2", "PPO's task reward peaks at half time and declines", "task reward, middle - last 10 iterations", ABOVE,
-          GSM8K, measured(PPO, decline)),
-    Claim("E2", "CORY's task reward does not decline", "task reward, middle - last 10 iterations", (-math.inf, 0.05),
-          GSM8K, measured(CORY, decline)),
-    Claim("E2", "CORY is steadier", "spread by role around running mean, PPO / CORY", MORE, GSM8K,
-          between(PPO, CORY, unsteadiness, ratio)),
-    Claim("E2", "PPO's KL does not converge", "growth of the KL in the last 10 iterations", (0.05, math.inf), GSM8K,
-          share(PPO, growth_of_kl, end("kl"))),
-    Claim("E2", "CORY's KL converges", "growth of the KL in the last 10 iterations", (-0.05, 0.05), GSM8K,
-          share(CORY, growth_of_kl, end("kl"))),
-    Claim("E2", "CORY's task reward is higher", "task reward, CORY - PPO", ABOVE, GSM8K,
-          between(CORY, PPO, end("task_reward"), difference)),
-    Claim("E2", "CORY's KL is lower", "KL, PPO / CORY", MORE, GSM8K, between(PPO, CORY, end("kl"), ratio)),
-    Claim("E3", "CORY is above the base at every k", "pass@k, CORY - base, smallest over k", ABOVE, GSM8K,
-          passes(None)),
-    Claim("E3", "CORY is above PPO at every k", "pass@k, CORY - PPO, smallest over k", ABOVE, GSM8K, passes(PPO)),
-    Claim("E4", "CORY's frontier is ahead of PPO's", "hypervolume, (CORY - PPO) / all", ABOVE, FRONTIERS,
-          lambda study: apart(study, CORY, PPO)),
-    Claim("E5", "without knowledge transfer the reward is less steady",
-          "spread by role around running mean, without / with", MORE, ABLATIONS,
-          between(NO_TRANSFER, CORY, unsteadiness, ratio)),
-    Claim("E5", "without knowledge transfer the KL is higher", "KL, without / with", MORE, ABLATIONS,
-          between(NO_TRANSFER, CORY, end("kl"), ratio)),
-    Claim("E5", "without role exchange the reward is as good", "task reward, (without - with) / gain",
-          (-SIMILAR, SIMILAR), ABLATIONS, per_gain(NO_EXCHANGE, CORY, "task_reward")),
-    Claim("E5", "without role exchange the KL is much higher", "KL, without / with", (MUCH, math.inf), ABLATIONS,
-          between(NO_EXCHANGE, CORY, end("kl"), ratio)),
-    Claim("E5", "the fixed observer's KL is well below the fixed pioneer's", "KL, fixed pioneer / observer",
-          (MUCH, math.inf), ABLATIONS, agents(NO_EXCHANGE, "kl", ratio)),
-    Claim("E6", "PPO collapses at learning rates at which CORY is stable",
-          "iterations to collapse, mean over all rates, CORY - PPO", ABOVE, RATES, collapses),
-    Claim("E6", "CORY converges near iteration 10", "gain by iterations 11 to 20 / gain, all rates", (0.8, math.inf),
-          RATES, share(CORY, early_gain, gain)),
-    Claim("E6", "PPO's KL accelerates at the smallest rate", "KL, second half's gain / first half's", MORE, RATES,
-          kl_accelerates),
-    Claim("E7", "cooperation gives more reward than competition", "task reward, coefficient 1 - coefficient -1", ABOVE,
-          COOPERATION, between(CORY, COMPETITION, end("task_reward"), difference)),
-    Claim("E7", "cooperation gives a lower KL than competition", "KL, coefficient -1 / coefficient 1", MORE,
-          COOPERATION, between(COMPETITION, CORY, end("kl"), ratio)),
-    Claim("E8", "PPO's texts repeat themselves, CORY's do not",
-          "share of runs whose distinct-2 falls below half of the first iteration's, PPO - CORY", ABOVE, IMDB,
-          texts_collapse),
-    Claim("E8", "PPO's texts run on to the token limit", "pioneer's length / limit", (0.9, math.inf), GSM8K,
-          measured(PPO, share_of_limit)),
-    Claim("E8", "CORY's texts do not run on", "pioneer's length / limit", (-math.inf, 0.9), GSM8K,
-          measured(CORY, share_of_limit)),
+@dataclass(frozen=True)
+class Part:
+    """An experiment of the paper.
+
+    Args:
+        task: the paper's, in capitals; empty: not stated.
+        note: what a reader must know besides.
+    """
+
+    title: str
+    task: str
+    claims: Sequence[Claim]
+    note: str = ""
+
+
+ours_minus_ppo = partial(between, CORY, PPO, statistic=difference)
+ppo_over_ours = partial(between, PPO, CORY, statistic=ratio)
+KL, REWARD, COMBINED = end("kl"), end("task_reward"), end("combined_reward")
+NO_TRANSFER, NO_EXCHANGE = "CORY, no transfer", "CORY, no exchange"
+COMPETITION = "CORY, weight -1"
+
+
+def ppo_declines(study: Study) -> bool:
+    """Whether PPO's task reward falls after half time."""
+    return measured(PPO, decline)(study).low > 0
+
+
+def ppo_collapses(study: Study) -> bool:
+    """Whether a run of PPO collapses."""
+    return bool(by_seed(study, PPO, collapsed).any())
+
+
+def ppo_runs_on(study: Study) -> bool:
+    """Whether PPO's responses come near their limit."""
+    return measured(PPO, share_of_limit)(study).low > NEARLY_ALL[0]
+
+
+PAPER = [
+    Part("E1: subjective reward (Fig. 3)", "IMDB", [
+        Claim("CORY's task reward is similar to PPO's", "task reward, (CORY - PPO) / PPO's gain", "similar",
+              (-SIMILAR, SIMILAR), IMDB, relative(CORY, PPO, REWARD, gain)),
+        Claim("PPO's KL is higher", "KL, PPO / CORY", "more than 2", MORE, IMDB, ppo_over_ours(KL)),
+        Claim("PPO's KL is higher, each with its published script's settings", "KL, PPO / CORY", "more than 2", MORE,
+              SCRIPTS, between("PPO, repetition penalty", "CORY, all three and repetition penalty", KL, ratio)),
+        Claim("CORY's combined reward is higher", "combined reward, CORY - PPO", "higher", ABOVE, IMDB,
+              ours_minus_ppo(COMBINED)),
+        Claim("CORY's combined reward rises", "combined reward, last - first 10 iterations", "rises", ABOVE, IMDB,
+              measured(CORY, rise)),
+        Claim("PPO's combined reward falls", "combined reward, last - first 10 iterations", "falls", BELOW, IMDB,
+              measured(PPO, rise)),
+        Claim("CORY's agents end close together", "combined reward, distance of the agents / gain", "close",
+              (-math.inf, SIMILAR), IMDB, measured(CORY, over(distance_of_agents, gain))),
+    ]),
+    Part("E2: objective reward (Fig. 4)", "GSM8K", [
+        Claim("PPO's task reward declines after half time", "task reward, middle - last 10 iterations",
+              "peak near iteration 50 of 100", ABOVE, GSM8K, measured(PPO, decline)),
+        Claim("CORY's does not decline", "task reward, last - middle 10 iterations", "no decline", BELOW, GSM8K,
+              provided(ppo_declines, "PPO's does not decline either", measured(CORY, decline))),
+        Claim("CORY is steadier", "spread around the running mean, PPO / CORY", "steadier", MORE, GSM8K,
+              ppo_over_ours(spread)),
+        Claim("PPO's KL does not converge", "growth in the last 10 iterations / KL", "grows", ABOVE, GSM8K,
+              measured(PPO, over(late_growth, KL))),
+        Claim("CORY's KL grows less at the end", "growth in the last 10 iterations / KL, CORY - PPO", "less", BELOW,
+              GSM8K, ours_minus_ppo(over(late_growth, KL))),
+        Claim("CORY's task reward is higher", "task reward, CORY - PPO", "higher", ABOVE, GSM8K,
+              ours_minus_ppo(REWARD)),
+        Claim("CORY's KL is lower", "KL, PPO / CORY", "lower", MORE, GSM8K, ppo_over_ours(KL)),
+        Claim("CORY's combined reward is higher", "combined reward, CORY - PPO", "follows from both", ABOVE, GSM8K,
+              ours_minus_ppo(COMBINED)),
+    ]),
+    Part("E3: pass@k (Fig. 5)", "GSM8K", [
+        Claim("CORY is above the base at every k", "pass@k, CORY - base, smallest over k", "pass@1 of 0.18", ABOVE,
+              GSM8K, passes(BASE)),
+        Claim("CORY is above PPO at every k", "pass@k, CORY - PPO, smallest over k", "above", ABOVE, GSM8K,
+              passes(PPO)),
+    ]),
+    Part("E4: sub-optimal frontier (Fig. 2c)", "GSM8K", [
+        Claim("CORY's frontier lies outside PPO's", "hypervolume, (CORY - PPO) / all", "outside", ABOVE, FRONTIERS,
+              lambda study: apart(study, CORY, PPO)),
+    ], "On this toy eta from 0.1 to 0.6 hardly moves PPO's KL, so its points are hardly a frontier."),
+    Part("E5: ablations (Fig. 6)", "IMDB", [
+        Claim("A larger model does not bring PPO to CORY's KL", "KL, larger PPO / CORY", "higher", MORE, ABLATIONS[:1],
+              between("PPO, larger model", CORY, KL, ratio)),
+        Claim("Without knowledge transfer the reward is less steady", "spread around the running mean, without / with",
+              "unstable", MORE, ABLATIONS, between(NO_TRANSFER, CORY, spread, ratio)),
+        Claim("Without knowledge transfer the KL is higher", "KL, without / with", "higher", MORE, ABLATIONS,
+              between(NO_TRANSFER, CORY, KL, ratio)),
+        Claim("Without role exchange the reward is as good", "task reward, (without - with) / gain", "good",
+              (-SIMILAR, SIMILAR), ABLATIONS, relative(NO_EXCHANGE, CORY, REWARD, gain)),
+        Claim("Without role exchange the KL is higher", "KL, without / with", "much higher", MORE, ABLATIONS,
+              between(NO_EXCHANGE, CORY, KL, ratio)),
+        Claim("A fixed observer's KL is below the fixed pioneer's", "KL, pioneer / observer", "well below", MORE,
+              ABLATIONS, of_fixed_roles(NO_EXCHANGE, KL)),
+    ]),
+    Part("E6: learning rates (Figs. 7 to 10)", "GSM8K", [
+        Claim("PPO collapses at a rate at which CORY is stable", "time to collapse at 5e-5, CORY - PPO",
+              "PPO alone collapses", ABOVE, RATES, collapses_later),
+        Claim("CORY converges near iteration 10", "gain by iterations 11 to 20 / gain, mean over rates", "about 1",
+              NEARLY_ALL, RATES, measured(CORY, over(early_gain, gain))),
+        Claim("PPO's KL accelerates at the smallest rate", "KL, second half's growth / first half's", "accelerates",
+              MORE, RATES, kl_accelerates),
+    ]),
+    Part("E7: cooperation against competition", "", [
+        Claim("Cooperation gives more task reward", "task reward, coefficient 1 - coefficient -1", "higher", ABOVE,
+              COOPERATION, between(CORY, COMPETITION, REWARD, difference)),
+        Claim("Cooperation gives a lower KL", "KL, coefficient -1 / coefficient 1", "lower", MORE, COOPERATION,
+              between(COMPETITION, CORY, KL, ratio)),
+    ], "The first row rests on one p-value just below 0.05. The coefficient also changes how much the rewards weigh "
+       "against the KL penalty, so weight and cooperation are confounded."),
+    Part("E8: text samples, IMDB (Tables 3 and 4)", "IMDB", [
+        Claim("PPO's texts repeat themselves, CORY's do not", "share of runs whose texts collapse, PPO - CORY",
+              "PPO's samples alone", ABOVE, IMDB,
+              provided(ppo_collapses, "no run of PPO collapses", between(PPO, CORY, texts_collapsed, difference))),
+    ]),
+    Part("E8: text samples, GSM8K (Table 5)", "GSM8K", [
+        Claim("PPO's texts run on to the token limit", "pioneer's length / limit", "1", NEARLY_ALL, GSM8K,
+              measured(PPO, share_of_limit)),
+        Claim("CORY's texts do not", "length, PPO / CORY", "more than 1", MORE, GSM8K,
+              provided(ppo_runs_on, "PPO's do not either", ppo_over_ours(share_of_limit))),
+    ]),
+    Part("Method: role exchange (Eq. 5)", "IMDB and GSM8K", [
+        Claim("Either agent alone is as good as PPO's",
+              "held out, one call, mean over agents: combined reward, of GSM8K pass@1, CORY - PPO", "usable alone",
+              ABOVE, IMDB + GSM8K, alone),
+    ]),
+    Part("A secondary source", "", [
+        Claim("Better policy optimality", "combined reward, (CORY - PPO) / PPO's", "0.123", ABOVE, IMDB + GSM8K,
+              relative(CORY, PPO, COMBINED, COMBINED)),
+        Claim("Fewer collapses", "share of runs that collapse, (CORY - PPO) / PPO's", "-0.67", BELOW, IMDB + GSM8K,
+              provided(ppo_collapses, "no run of PPO collapses", relative(CORY, PPO, collapsed, collapsed))),
+        Claim("Lower training variance", "variance around the running mean, (CORY - PPO) / PPO's", "-0.41", BELOW,
+              IMDB + GSM8K, relative(CORY, PPO, variance, variance)),
+    ], "It states no definitions; those of this table are ours."),
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What became of a claim at one scale of its experiment.
-
-    Args:
-        regime: the experiment and the scale.
-        estimate: with its interval and n; empty where the claim was not tested.
-        outcome: the verdict, or why there is none.
-    """
-
-    claim: Claim
-    regime: str
-    estimate: str
-    outcome: str
-
-    @property
-    def tested(self) -> bool:
-        """Whether there is a verdict."""
-        return self.estimate != ""
-
-
-@cache
-def experiment_of(name: str) -> Experiment:
-    """A shipped experiment, by name. Raises a UserError if this is no checkout."""
-    return read_experiment(checkout_file(f"configs/experiments/{name}.yaml", "experiment"))
-
-
-def verdict(interval: Interval, holds: tuple[float, float]) -> str:
-    """Whether an interval lies where a claim needs it. Raises Untested if it decides nothing."""
-    if interval.n < FEWEST:
-        raise Untested(few(interval.n))
-    if not all(map(math.isfinite, interval[:3])):
-        raise Untested("no interval")
+def direction(interval: Interval, holds: tuple[float, float]) -> str:
+    """Returns whether an interval lies where a claim says: yes, no, or open."""
+    if interval.n < FEWEST or not all(map(math.isfinite, interval[:3])):
+        return OPEN
     if holds[0] < interval.low and interval.high < holds[1]:
-        return "reproduced"
-    if interval.high <= holds[0] or interval.low >= holds[1]:
-        return "contradicted"
-    return "undecided"
+        return "yes"
+    return "no" if interval.high <= holds[0] or interval.low >= holds[1] else OPEN
 
 
-def few(seeds: int) -> str:
-    """Why so many seeds decide nothing."""
-    return f"{counted(seeds, 'seed')} of at least {FEWEST}"
-
-
-def read_studies(results: Path) -> dict[tuple[str, str], Study]:
-    """The studies of the folders under `results`, by experiment and scale.
-
-    Raises:
-        UserError: a file cannot be read, or two folders are of one experiment and scale.
-    """
-    studies: dict[tuple[str, str], Study] = {}
-    folders: dict[tuple[str, str], Path] = {}
-    for file in sorted(results.glob("*/runs.csv")):
-        study = read_study(file.parent)
-        if not any(study.runs["experiment"]):
-            continue  # a comparison
-        first = study.runs.iloc[0]
-        of = (first["experiment"], first["scale"])
-        if of in folders:
-            raise UserError(
-                f"--results: expected one folder for each experiment and scale, got {str(folders[of])!r} and "
-                f"{str(file.parent)!r} of {of[0]}, {of[1]}"
-            )
-        folders[of] = file.parent
-        studies[of] = study
-    return studies
-
-
-def of_ended_seeds(study: Study, experiment: Experiment, scale: str) -> Study:
-    """The study of the planned seeds that every planned group has ended.
-
-    Raises:
-        Untested: they are fewer than `FEWEST`.
-    """
-    needs = dict.fromkeys(experiment.scales[scale].needs, "some/folder")
-    groups = {item.group for item in plan(experiment, scale, needs, Path("runs"))}
-    ended = set(zip(study.runs["group"], study.runs["seed"], strict=True))
-    seeds = [
-        seed
-        for seed in experiment.scales[scale].seeds
-        if all((group, seed) in ended for group in groups)
-    ]
-    if len(seeds) < FEWEST:
-        raise Untested(few(len(seeds)))
-    return study.of_seeds(seeds)
-
-
-def judge(results: Path) -> list[Judgement]:
-    """Each claim at each scale of its experiment, where there are results of it."""
-    studies = read_studies(results)
-    judged_by: dict[tuple[str, str], Study | Untested] = {}
-    judgements = []
-    for claim in CLAIMS:
-        name = claim.experiment
-        experiment = experiment_of(name)
-        for scale in experiment.scales:
-            if (name, scale) not in studies:
-                continue
-            if (name, scale) not in judged_by:
-                try:
-                    study = of_ended_seeds(studies[name, scale], experiment, scale)
-                    judged_by[name, scale] = study
-                except Untested as reason:
-                    judged_by[name, scale] = reason
-            planned = len(experiment.scales[scale].seeds)
-            study_or_reason = judged_by[name, scale]
-            judgements.append(_judged(claim, f"{name} at {scale}", study_or_reason, planned))
-    return judgements
-
-
-def _judged(claim: Claim, regime: str, study: Study | Untested, planned: int) -> Judgement:
+def judged(claim: Claim, study: Study) -> dict[str, str]:
+    """Returns a claim's direction, estimate and n in a setting."""
     try:
-        if isinstance(study, Untested):
-            raise study
         interval = claim.estimate(study)
-        outcome = verdict(interval, claim.holds)
-    except Untested as reason:
-        return Judgement(claim, regime, "", str(reason))
-    of_planned = f" of {planned} planned" if interval.n < planned else ""
-    return Judgement(claim, regime, f"{interval}, n = {interval.n}{of_planned}", outcome)
+    except Untested as untested:
+        answer, reason = untested.args
+        return {"direction": answer, "here": reason, "n": ""}
+    text = str(interval)
+    if claim.holds in (ABOVE, BELOW, MORE) and SHOWN_P[0] < interval.p < SHOWN_P[1]:
+        text += f", p = {interval.p:.3f}"
+    return {"direction": direction(interval, claim.holds), "here": text, "n": str(interval.n)}
 
 
-def page(judgements: Sequence[Judgement]) -> str:
-    """The claims in Markdown: a row for each regime in which a claim was tested, then the others, once each."""
-    tested = [row for row in judgements if row.tested]
-    verdicts = Counter(row.outcome for row in tested)
-    tally = ", ".join(f"{number} {outcome}" for outcome, number in sorted(verdicts.items()))
-    rows = [
-        {
-            "the paper says": _statement(row.claim),
-            "regime": row.regime,
-            "measured": f"{row.claim.measured}: {_range(row.claim.holds)}",
-            "estimate": row.estimate,
-            "verdict": row.outcome,
-        }
-        for row in tested
-    ]
-    parts = [HEAD, f"## Tested\n\n{tally or 'None'}.\n"]
-    if rows:
-        parts.append(markdown_table(rows))
-    parts.append("## Without a verdict\n")
-    for reason, statements in _untested(judgements).items():
-        parts.append(f"{reason}:\n")
-        parts += [f"* {statement}" for statement in statements] + [""]
-    return "\n".join(parts)
+def table(part: Part, studies: Mapping[str, Study]) -> Rows:
+    """Returns a row for each claim and setting; what a claim's rows share stands in its first."""
+    rows = []
+    for claim in part.claims:
+        for folder in claim.folders:
+            is_first = folder == claim.folders[0]
+            on_task = folder.partition("_")[0].upper() in part.task
+            cells = judged(claim, studies[folder])
+            row = {
+                "claim": claim.says if is_first else "",
+                "what is measured": claim.number if is_first else "",
+                "setting": SETTINGS[folder],
+                "the paper's task": ("yes" if on_task else "no") if part.task else "not stated",
+                "n": cells["n"],
+                "direction": cells["direction"],
+                "here": cells["here"],
+                "reported": claim.paper if is_first else "",
+            }
+            rows.append(row)
+    return rows
 
 
-def _untested(judgements: Sequence[Judgement]) -> dict[str, list[str]]:
-    """The claims without a verdict in any regime, by the reasons."""
-    by_reason: dict[str, list[str]] = {}
-    for claim in CLAIMS:
-        of_claim = [row for row in judgements if row.claim is claim]
-        if not any(row.tested for row in of_claim):
-            reasons = "; ".join(f"{row.regime} ({row.outcome})" for row in of_claim)
-            by_reason.setdefault(reasons or "Not run", []).append(_statement(claim))
-    return by_reason
+def page(results: Path) -> str:
+    """Returns the claims in Markdown, by experiment of the paper.
 
-
-def _statement(claim: Claim) -> str:
-    return f"{claim.number}: {claim.says}"
-
-
-def _range(holds: tuple[float, float]) -> str:
-    low, high = holds
-    if math.isinf(high):
-        return f"above {low:g}"
-    return f"below {high:g}" if math.isinf(low) else f"{low:g} to {high:g}"
+    Raises:
+        UserError: a folder of `SETTINGS` is not under `results`.
+    """
+    studies = {folder: prepared(read_study(results / folder)) for folder in SETTINGS}
+    sections = [HEAD]
+    for part in PAPER:
+        note = f"{part.note}\n\n" if part.note else ""
+        sections.append(f"## {part.title}\n\n{note}{markdown_table(table(part, studies))}")
+    sections.append("## Settings\n")
+    sections += [f"* {text}: [{folder}]({folder}/runs.csv)" for folder, text in SETTINGS.items()]
+    return "\n".join([*sections, ""])
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
@@ -317,7 +300,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", default="results", help="Folder of the experiments' results")
     parser.add_argument("--out", help="File for the page. Default: print it only")
     args = parser.parse_args(argv)
-    text = page(judge(Path(args.results)))
+    text = page(Path(args.results))
     print(text)
     if args.out:
         Path(args.out).parent.mkdir(parents=True, exist_ok=True)
@@ -327,16 +310,19 @@ def command_line(argv: Sequence[str] | None = None) -> None:
 
 HEAD = f"""# The paper's claims
 
-The claims of the paper, judged by the runs of this repository. A claim is *reproduced* if the 95 %
-interval of the estimate lies wholly in the range named with it, *contradicted* if it lies wholly
-outside that range, and *undecided* otherwise. With fewer than {FEWEST} seeds there is no verdict. A
-regime is an experiment at a scale; verdicts apply to it, not to the paper's models, and are not
-corrected for their number.
+Each claim of the paper stands under its experiment. *Direction* is *yes* if the 95 % interval lies wholly on the
+claim's side, *no* if it lies wholly on the other side, and *open* otherwise. *Here* is the estimate, beside the size
+that is *reported*. A claim about what PPO does wrong is *not testable here* where PPO does not do it.
 
-Estimates are from training, over both agents and their roles as in the paper's curves, unless stated
-otherwise; those of pass@k are of each agent solo. Intervals are Student's t over the n seeds that
-every group of the experiment has ended, paired by seed. Definitions, and what words such as *similar*
-stand for: [experiments](../docs/experiments.md#claims).
+No row is on the paper's models. *The paper's task* says whether a setting has the task of the paper's experiment. The
+toy is IMDB's, a GPT-2 of 0.57 M parameters. It was also trained on examples in the observer's prompt form, so an
+observer is ahead before any training. SmolLM2 has 135 M parameters, quantized to 4 bits and turned back into float32,
+and reads real reviews. GSM8K's toy has generated word problems.
+
+Rows share runs and are not corrected for their number, so they are not to be counted. Numbers are of training unless
+the row says otherwise: an agent's own reward and KL in whatever role it has, averaged over the last ten iterations.
+Intervals are Student's t over n seeds, paired by seed; fewer than {FEWEST} seeds decide nothing. A p-value between
+{SHOWN_P[0]} and {SHOWN_P[1]} stands beside its interval. [Definitions](../docs/experiments.md#claims)
 """
 
 
