@@ -230,7 +230,7 @@ PAPER = [
               provided(ppo_collapses, "no run of PPO collapses", relative(CORY, PPO, collapsed, collapsed))),
         Claim("Lower training variance", "variance around the running mean, (CORY - PPO) / PPO's", "-0.41", BELOW,
               IMDB + GSM8K, relative(CORY, PPO, variance, variance)),
-    ], "It states no definitions; those of this table are ours."),
+    ], "It states no definitions; the ones used here are ours."),
 ]  # fmt: skip
 
 
@@ -319,7 +319,7 @@ toy is IMDB's, a GPT-2 of 0.57 M parameters. It was also trained on examples in 
 observer is ahead before any training. SmolLM2 has 135 M parameters, quantized to 4 bits and turned back into float32,
 and reads real reviews. GSM8K's toy has generated word problems.
 
-Rows share runs and are not corrected for their number, so they are not to be counted. Numbers are of training unless
+Rows share runs and are not corrected for their number, so they are not to be counted. Numbers describe training unless
 the row says otherwise: an agent's own reward and KL in whatever role it has, averaged over the last ten iterations.
 Intervals are Student's t over n seeds, paired by seed; fewer than {FEWEST} seeds decide nothing. A p-value between
 {SHOWN_P[0]} and {SHOWN_P[1]} stands beside its interval. [Definitions](../docs/experiments.md#claims)
