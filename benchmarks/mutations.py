@@ -220,7 +220,7 @@ FAULTS = [
     ),
     Fault(
         "first_marker_wins", "gsm8k_train/answers.py",
-        "in reversed(list(_MARKER.finditer(text))):", "in list(_MARKER.finditer(text)):",
+        "in first or reversed(marks):", "in first or marks:",
         "tests/tasks/test_answers.py tests/tasks",
     ),
     # Intervals over seeds.

@@ -1,17 +1,20 @@
 r"""The number that a completion answers a GSM8K question with, read by rule.
 
-The completion counts after its last `</think>`, up to the next `Question:`. The last marker that a number follows in
-the same sentence wins; without one, the last number of the text does (the paper's rule).
+The first `####` before a number decides, whatever follows it: a solution ends there, and an invented problem may come
+next. "#### 2. Money" is a heading. Without `####`, the last of these marks with a number in its sentence decides:
 
-| marker                        | before the number                                                          |
-|-------------------------------|----------------------------------------------------------------------------|
-| `answer is`, `\boxed`         | anything of the sentence                                                   |
-| `####`, `answer:`, `<answer>` | no word: "Answer: Ann has 3 eggs" is a solution; "#### 2. Money" a heading |
+| mark                  | between the mark and the number                       |
+|-----------------------|-------------------------------------------------------|
+| `answer is`, `\boxed` | anything                                              |
+| `answer:`, `<answer>` | no word, as "Answer: Ann has 3 eggs" opens a solution |
 
-What follows a marker is read as its first number, or, if that opens an equation, as the last side that is one number.
-A number is a decimal; commas may separate its thousands. What looks like a number and is none, as 1/2 or 12,34, makes
-the completion unparseable: no other number is taken in its place. Currency signs change nothing; "million" and "minus"
-are not read.
+Without any mark, the last number of the text decides (the paper's rule). Texts from `<think>` to `</think>` are not
+read. Problems that a policy invents without having written `####` are graded unless `sampling.stop` ends the response.
+
+What follows a mark is read as its first number, or, if that opens an equation, as the last side that is one number.
+A number is a decimal, with a minus or without, and commas may separate its thousands. Every other notation, as 1/2,
+12,34, 1 234 or 3:30, makes the completion unparseable: neither a part of it nor another number is read instead.
+Currency signs and units change nothing; "million" is a unit, as in GSM8K.
 
 >>> def show(*texts):
 ...     print(*map(extract, texts))
@@ -23,8 +26,8 @@ are not read.
 5 None
 >>> show("The answer is 15 gallons * 8 pints / gallon = 120 pints.", "The answer is 18 = 9 * 2.")
 120 18
->>> show("The answer is 5. Or rather: #### 6")
-6
+>>> show("The answer is 5. Or rather: #### 6", "#### 18\nUser: What is 2 + 2?\n#### 4")
+6 18
 >>> show("Answer: Ann has 3 boxes of 4 eggs.\nShe has 12 eggs.", "#### Step 2: Eggs\nShe has 12.")
 12 12
 >>> show(r"Thus \(x = \boxed{\text{42}}\), as 2x = 84.", "<answer>\n42\n</answer>", "The answer is:\n42")
@@ -33,7 +36,9 @@ are not read.
 5 5 -5 -5 -5 3/4 75
 >>> show("1/2", r"\dfrac{1}{2}", "12,34", "2^3", "1e9", "9" * 51, "no number")
 None None None None None None None
->>> show("<think>Is it 20?</think> It is 18.\n\nQuestion: What is 2 + 2?\n#### 4")
+>>> show("2 1/2", "3:30", "1 234", "1'234", "2\u00bd", "= - 18", "minus 5", "2 and a half")
+None None None None None None None None
+>>> show("<think>#### 20?</think> It is 18.")
 18
 """
 
@@ -43,56 +48,71 @@ from fractions import Fraction
 MAX_CHARACTERS = 50  # of a number: within these, str() and float() of an answer do not raise either
 
 # In these patterns a repetition is of bounded length, or is followed by nothing that could fail and send it back far.
+_THOUGHT = re.compile(r"\A(?:(?!<think>).)*?</think>|<think>.*?(?:</think>|\Z)", re.DOTALL)
+_START = r"(?:minus |negative )?[0-9]"
 _ITEM = r"\W{0,8}[0-9]{1,2}[.):][ \t]+[A-Za-z]"  # the number of a heading or of a list's item
-_MARKER = re.compile(
-    rf"####(?=[^\w\n]{{0,8}}[0-9])(?!{_ITEM})"
-    rf"|(?:\banswer[\s*_]{{0,4}}[:=]|<answer>)(?=\W{{0,8}}[0-9])(?![^\w\n]{{0,8}}\n{_ITEM})"
+_MARK = re.compile(
+    rf"####(?=[^\w\n]{{0,8}}{_START})(?!{_ITEM})"
+    rf"|(?:\banswer[\s*_]{{0,4}}[:=]|<answer>)(?=\W{{0,8}}{_START})(?![^\w\n]{{0,8}}\n{_ITEM})"
     r"|\banswer[\s*_]{1,4}is\b|(?P<boxed>\\boxed\b)",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
-# All that may belong to one number, and a minus before it that neither subtracts nor joins words.
-_NUMBER = re.compile(r"(?:(?<![\w)%])-)?(?:(?<![\w.])\.)?[0-9](?:[0-9.,/^eE]*[0-9])?")
+# All that may belong to one number, whether or not it is read.
+_NUMBER = re.compile(
+    r"""
+    (?:  # a minus that neither subtracts nor joins words
+        (?<![\w)%])-
+        | (?<![\w)\]}%*])(?<![\w)\]}%*][ ])-[ ]
+        | \b(?i:minus|negative)[ ]
+    )?
+    (?:(?<![\w.])\.)?
+    (?<![\^0-9])[0-9]  # no exponent of a unit
+    (?:(?:[0-9.,/^]|[eE][-+]?|(?<=[0-9])[ :'’_](?=[0-9]))*[0-9])?
+    (?:[ ]and[ ](?:a[ ]half\b|[0-9]+/[0-9]))?
+    """,
+    re.VERBOSE,
+)
 _DECIMAL = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.))(?:\.[0-9]+)?")
 # From a number to the next one of its equation: a unit of up to four words, an operator, an opening.
 _OPERATION = re.compile(
     r"(?:[\s/]{0,3}[a-z%]{1,15}(?![a-z%])){0,4}[\s)}\]*_]{0,8}(?:[-+*/x×÷]|(?P<equals>=))[\s(\[{*_]{0,8}",
     re.IGNORECASE,
 )
-_SIGNS = str.maketrans("−–·≈", "--*=", "$€£¥")
+_SIGNS = str.maketrans("−–－﹣‐‑‒·≈", "-------*=", "$€£¥")
 _LATEX = {
     r"\$": "",
     r"\,": "",
     r"\!": "",
+    r"\;": " ",
+    r"\ ": " ",
+    "~": " ",
     "{,}": ",",
+    "^{": "^",
     r"\times": "*",
     r"\cdot": "*",
     r"\div": "/",
     r"\approx": "=",
 }
-_FRACTION = re.compile(r"\\[dt]?frac\{([0-9.]{1,9})\}\{([0-9.]{1,9})\}")
+_UNREAD = re.compile(
+    r"\\[a-z]{0,4}frac\s*(?:\{[^{}]{0,40}\}|[0-9])\s*(?:\{[^{}]{0,40}\}|[0-9])"
+    r"|(?<![A-Za-z])[²³¹¼-¾⁰-₉⅐-↋]|(?![0-9])\d"  # no exponent of a unit; digits of other scripts
+)
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
-
-
-def answer_text(completion: str) -> str:
-    """The agent's own answer: the completion after its thoughts, up to the next question.
-
-    >>> answer_text("It is 20.</think>It is 18. Question: 1 + 1?")
-    'It is 18. '
-    """
-    after_thoughts = completion.rpartition("</think>")[2].partition("<think>")[0]
-    return after_thoughts.partition("Question:")[0]
+_SPACES = re.compile(r"[^\S\n]+")
 
 
 def extract(completion: str) -> Fraction | None:
     """The number that a completion answers with, by the rules above; None if there is none. Never raises."""
-    text = _plain(answer_text(completion))
+    text = _plain(_THOUGHT.sub("\n", completion))
+    marks = list(_MARK.finditer(text))
+    first = [mark for mark in marks if mark[0] == "####"][:1]
     end = len(text)
-    for marker in reversed(list(_MARKER.finditer(text))):
-        number = _number_behind(marker, text[marker.end() : end])
+    for mark in first or reversed(marks):
+        number = _number_behind(mark, text[mark.end() : end])
         if number is not None:
             return _value(number)
-        end = marker.start()
+        end = mark.start()
     numbers = _NUMBER.findall(text)
     return _value(numbers[-1]) if numbers else None
 
@@ -120,22 +140,23 @@ def correct(completion: str, gold_number: Fraction) -> bool:
 
 
 def _plain(text: str) -> str:
-    """The text without currency signs, and as it would be without LaTeX."""
+    """The text without LaTeX and currency signs, with single spaces, and with 0/0 for a number in other characters."""
     for command, plain in _LATEX.items():
         text = text.replace(command, plain)
-    text = _FRACTION.sub(r"\1/\2", text)
-    return _TEXT.sub(r"\1", text).translate(_SIGNS)
+    text = _UNREAD.sub("0/0", text)
+    text = _TEXT.sub(r"\1", text).translate(_SIGNS)
+    return _SPACES.sub(" ", text)
 
 
-def _number_behind(marker: re.Match[str], text: str) -> str | None:
-    """The number that a marker points to, in the text up to the next one; None if there is none in its sentence.
+def _number_behind(mark: re.Match[str], text: str) -> str | None:
+    """The number that a mark points to, in the text up to the next one; None if there is none in its sentence.
 
     Empty if it is not worked out, as in "36 / 2".
     """
     sentence = text.lstrip(" \t\n:*_")
     if sentence_end := _SENTENCE_END.search(sentence):
         sentence = sentence[: sentence_end.start()]
-    if marker["boxed"]:
+    if mark["boxed"]:
         sentence = sentence.partition("}")[0]
     first = _NUMBER.search(sentence)
     if first is None:

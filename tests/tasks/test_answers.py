@@ -19,14 +19,14 @@ LONG = 20_000
 @pytest.mark.parametrize(
     ("completion", "expected"),
     [
-        # Without a marker: the last number.
+        # Without a mark: the last number.
         ("", None), ("none", None), ("####", None), (r"\boxed{}", None), ("answer is", None), ("four", None),
         ("1 then 2", 2), ("1, 2, 3", 3), ("1,2,3", None), ("12 eggs.", 12), ("...5", 5), ("50%.", 50), ("**42**", 42),
         (r"\(42\)", 42), (r"\$1,234", 1234), ("16 - 3 = <<16-3=13>>13", 13), ("10% - 5", 5), ("(4)-5", 5),
         ("10 * -5", -5), ("(-5)", -5), ("3/4/2020", None), ("1.2.3", None), ("$1.50", "3/2"),
-        # The last marker; the decoys are 3 and 7.
-        ("3 #### 5\n7", 5), ("3####5 7", 5), ("#### 5 of 7", 5), ("#### -$1,234.50\n7", "-2469/2"), ("####\n7", 7),
-        ("#### 3\nNo.\n#### 5\n7", 5), ("The answer is $5.00. 7", 5), ("The ANSWER IS\n\n**5**. 7", 5),
+        # The mark; the decoys are 3 and 7.
+        ("3 #### 5\n7", 5), ("3####5; 7", 5), ("#### 5 of 7", 5), ("#### -$1,234.50\n7", "-2469/2"), ("####\n7", 7),
+        ("The answer is 3. No, the answer is 5. 7", 5), ("The answer is $5.00. 7", 5), ("The ANSWER IS\n\n**5**. 7", 5),
         ("6 answers 7", 7),
         (r"\boxed{5} 7", 5), (r"\boxed{\text{5 eggs}} = 7", 5), ("**Answer:** 5, not 7", 5), ("answer: -5\n7", -5),
         ("The answer is 5 because 2x = 7.", 5), ("#### 36 / 2", None), ("The answer is 5 x 3", None),
@@ -37,13 +37,46 @@ LONG = 20_000
         ("#### 5.\nThat is 7", 5), ("Answer: 5. Not 7", 5), ("Answer:\n5. Not 7", 7),
         (r"\boxed{2 + \text{3} = 5} 7", 5), (r"\boxed{\text{Total: }5}. 7", 5),
         ("The answer is 2 + 3 = 5 eggs, since 1 + 6 = 7.", 5), ("The answer is 2 + 3 = 5 eggs and 1 + 6 = 7.", 5),
-        # The answer alone.
+        # Without thoughts.
         ("<think>#### 20</think>It is 18.", 18), ("#### 20</think>It is 18.", 18), ("<think>It is 18.", None),
-        ("It is 18.\n\nQuestion: Tom has 7.\n#### 9", 18), ("Question: 5?", None),
+        ("#### 18\nAnd 2 + 2?\n<think>#### 3</think>\n#### 4", 18), ("<think>1</think>\n<think>2</think>18", 18),
     ],
 )  # fmt: skip
 def test_extract(completion, expected):
     assert extract(completion) == (None if expected is None else Fraction(expected))
+
+
+@pytest.mark.parametrize(
+    "invented",
+    ["User: 2+2?", "QUESTION: 2+2?", "question 2:", "### Question", "## Example 2", "Problem 2:", "No.",
+     "The answer is 4.", r"\boxed{4}", "<|im_end|>\n<|im_start|>user\n2+2?"],
+)  # fmt: skip
+def test_the_first_hashes_decide_whatever_follows(invented):
+    assert extract(f"9 * 2 = 18\n#### 18\n{invented}\n#### 4") == 18
+    assert extract(f"9 * 2 = 18\n#### 18 eggs. {invented}") == 18
+
+
+@pytest.mark.parametrize(
+    "number",
+    ["2 1/2", "2 and 1/2", "2 and a half", r"\frac34", r"2\tfrac{1}{2}", "3:30", "1 234 567", "1\u202f234", "$1 234.50",
+     "1,234 567", "2½", "18²", "10^{6}", "1e+3", "\u2212 18", "minus 18", "1'234", "1_234", "１８", r"5~000"],
+)  # fmt: skip
+def test_a_number_in_another_notation_is_not_read_in_part(number):
+    for text in (
+        "{}",
+        "7\n#### {}\n7",
+        "7, so the answer is {}. 7",
+        r"7 \boxed{{{}}} 7",
+        "Answer: {}\n7",
+    ):
+        assert extract(text.format(number)) is None, text
+    assert gold(f"#### {number}") is None
+
+
+def test_units_and_signs_of_a_number_are_read():
+    assert extract("#### －18") == -18
+    for number in ("18 million", "18 cm²", "18 m^2", r"18 \text{ m}^{2}", "18-inch"):
+        assert extract(f"She has {number}") == 18
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_pass_at_k_equals_a_count_over_all_subsets():
 
 
 def test_rule_reward_reads_only_the_agents_own_answer():
-    completions = [" 3 + 4 = 7. Question: What is 2? Answer: 2", " so 8", " none", "#### 1,234"]
+    completions = [" 3 + 4 = 7\n#### 7\nUser: What is 2?\n#### 2", " so 8", " none", "#### 1,234"]
     answers = ["#### 7", "#### 7", "#### 7", "x\n#### 1,234"]
     assert rule_reward(["q"] * 4, completions, answers) == [1, 0, 0, 1]
     assert unparseable(completions) == [0, 0, 1, 0]
