@@ -19,10 +19,7 @@ from typing import Any
 from cory.code_files import announce_files
 from cory.command import Arguments, main
 from cory.errors import UserError
-from cory.evaluation.answer import load
 from cory.evaluation.rows import ModelSource, agent_sources, check_run, with_prompts_of
-from cory.parallel.devices import choose_device
-from cory.rewards import score_by_function, score_chains
 from cory.roles import check_prompt
 from cory.run.settings import named, read_settings
 from cory.run.tables import one_line, printable
@@ -48,6 +45,10 @@ class Chat:
         for note in check_run(run, self.config, self.task):
             print(f"Note: {note}", file=sys.stderr)
 
+        # Here, as torch takes seconds: what is wrong above is said at once.
+        from cory.evaluation.answer import load
+        from cory.parallel.devices import choose_device
+
         # The base answers as the first role.
         self.names = ["base"]
         self.roles = [0, *range(self.config.cory.num_roles)]
@@ -66,6 +67,8 @@ class Chat:
 
         Raises a UserError if the line is a wrong row, or too long for a model.
         """
+        from cory.rewards import score_by_function, score_chains  # it imports torch
+
         row = {name: [value] for name, value in self._row(line).items()}
         self.seed += len(self.roles)
         sampling = self.config.sampling.after_training({})

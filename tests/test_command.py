@@ -228,6 +228,14 @@ def test_help_names_every_key_and_imports_no_torch():
     assert '["openai-community/gpt2-xl"]' in shown  # the values of the file
 
 
+@pytest.mark.parametrize("name", ["cory.chat", "cory.evaluation", "cory.hub", "cory.train"])
+def test_help_of_a_module_imports_no_torch(name):
+    code = f"import sys, runpy; sys.argv = ['', '--help']\ntry: runpy.run_module('{name}', run_name='__main__')\n"
+    code += "finally: assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and done.stdout.startswith("usage: "), done.stderr
+
+
 def test_settings_are_checked_before_they_are_printed(capsys):
     for flags in (["--ppo.learning_rat", "3"], ["--ppo.reward_normalization"]):
         with pytest.raises(UserError):
