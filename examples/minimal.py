@@ -16,6 +16,7 @@ the package `cory`. From equal weights, responses and rewards both compute equal
 (tests/examples/test_minimal.py).
 """
 
+import argparse
 import copy
 import random
 import time
@@ -418,4 +419,6 @@ def draw(history: list[list[dict[str, float]]]) -> None:
 
 
 if __name__ == "__main__":
+    raw = argparse.RawDescriptionHelpFormatter
+    argparse.ArgumentParser(description=__doc__, formatter_class=raw).parse_args()
     main()

@@ -1,6 +1,8 @@
 """examples/minimal.py and the package: equal weights, responses and rewards give equal numbers."""
 
 import importlib.util
+import subprocess
+import sys
 import zlib
 
 import pytest
@@ -169,3 +171,14 @@ def test_trains_and_draws(minimal, monkeypatch, tmp_path, capsys):
         ["observer", "LLM", "1"],
     ]
     assert minimal.FIGURE.exists()
+
+
+def test_help_and_a_wrong_flag_train_nothing():
+    script = [sys.executable, "examples/minimal.py"]
+    helped = subprocess.run([*script, "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert helped.returncode == 0
+    assert "CORY in one file" in helped.stdout and "iteration  role" not in helped.stdout
+    refused = subprocess.run(
+        [*script, "--iterations", "3"], capture_output=True, text=True, cwd=ROOT
+    )
+    assert refused.returncode == 2 and "--iterations" in refused.stderr and not refused.stdout
