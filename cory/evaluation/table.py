@@ -61,7 +61,8 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval.
 
-    Intervals cluster by the query (`row_keys`); over a single one there is none, and `NAME_ci` is None.
+    Intervals cluster by the query (`row_keys`). `NAME_ci` is None over a single query, and where the interval would
+    reach below 0 although no value does.
 
     Args:
         records: by model, one for each query.
@@ -100,6 +101,17 @@ def table_rows(
             row[f"distinct_{n}"], row[f"distinct_{n}_ci"] = distinct_interval(
                 completions, n, text_clusters
             )
+
+        # The queries are too few for an interval that leaves the metric's range.
+        unsigned = [
+            metric
+            for metric, by_query in values.items()
+            if metric in row and not any(value < 0 for value in by_query)
+        ]
+        for metric in [*unsigned, "perplexity", "distinct_1", "distinct_2"]:
+            half_width = row[f"{metric}_ci"]
+            if half_width is not None and half_width > row[metric]:
+                row[f"{metric}_ci"] = None
         rows.append(row)
     return rows
 

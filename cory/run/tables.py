@@ -157,7 +157,7 @@ def _chain_answers(
 
 
 def interval_cell(row: Mapping[str, Any], metric: str) -> str:
-    """A metric with the half-width of its interval, METRIC_ci, which is None over a single query; a count, such as of
+    """A metric with the half-width of its interval, METRIC_ci, which is None where there is none; a count, such as of
     calls, alone.
 
     Nothing where a row has no such metric.

@@ -64,14 +64,25 @@ def test_a_chain_counts_all_of_its_calls(three_calls):
 
 
 def test_intervals_are_of_the_sums_over_calls():
-    """Two queries of KL 1 + 2 and 3 + 0: no spread of the sums, though both calls have one."""
+    """Two queries of KL 101 + 102 and 103 + 100: no spread of the sums, though both calls have one."""
     records = {
-        "one": [record([0], [1.0], completions="a"), record([0], [3.0], completions="a")],
-        "two": [record([0], [2.0], "one", "a"), record([0], [0.0], "one", "a")],
+        "one": [record([0], [101.0], completions="a"), record([0], [103.0], completions="a")],
+        "two": [record([0], [102.0], "one", "a"), record([0], [100.0], "one", "a")],
     }
     one, two = table_rows(records, QUERIES, task(), EvaluationConfig(), ETA)
-    assert two["chain_kl"] == 3 and two["chain_kl_ci"] == 0
+    assert two["chain_kl"] == 203 and two["chain_kl_ci"] == 0
     assert two["kl_ci"] > 0 and one["chain_kl_ci"] == one["kl_ci"] > 0
+
+
+def test_an_interval_that_would_leave_the_range_of_its_metric_is_none():
+    """Two queries. The KL would be 1.5 +- 6.4 and the perplexity 148 +- 1886; a reward may be negative."""
+    first = record([-1.0], [1.0], completions="a", tokens=[2], base_nll=[8.0])
+    second = record([0.5], [2.0], completions="a", tokens=[2], base_nll=[12.0])
+    (row,) = table_rows({"one": [first, second]}, QUERIES, task(), EvaluationConfig(), ETA)
+    assert row["kl"] == 1.5 and row["kl_ci"] is row["chain_kl_ci"] is None
+    assert row["perplexity"] == pytest.approx(148.4, abs=0.1) and row["perplexity_ci"] is None
+    assert row["task_reward"] == -0.25 and row["task_reward_ci"] > 9
+    assert row["tokens"] == 2 and row["tokens_ci"] == 0
 
 
 def test_a_team_reward_is_counted_beside_the_last_response(three_calls):

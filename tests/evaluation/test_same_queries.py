@@ -16,7 +16,7 @@ from cory.task import Task
 from cory.trainer import CoryTrainer
 
 PROMPTS = RolePrompts(observer="{prompt}{response} {prompt}")
-NUMBERS = {"a": 1.0, "b": 4.0, "c": 2.5, "<b>": 0.5}
+NUMBERS = {"a": 1.0, "b": 3.0, "c": 2.5, "<b>": 1.5}
 
 
 def number_of(completions, letter):
