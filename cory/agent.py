@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import Config, ModelConfig, SamplingConfig
+from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.memory import PassSize
@@ -342,8 +343,8 @@ def make_agents(config: Config) -> list[Agent]:
     nothing. Each PPO agent has a value head. A frozen
     agent (`agents: [{trained: false}]`) is a base that others share, or one of its own.
 
-    Raises a UserError if a setting is out of range, a device or a model is not available, or a
-    model is one that padded batches change.
+    Raises a UserError if a setting is out of range, a device or a model is not available, a model
+    is one that padded batches change, or an agent that should learn has no trainable weight.
     """
     config.check()
     _warn_of_other_support(config.sampling)
@@ -413,6 +414,11 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
         learner: Learner | None = None
         if plan.trained:
             activate(policy, plan.name)
+            if not any(weight.requires_grad for weight in policy.parameters()):
+                raise UserError(
+                    f"model.name: expected a model with trainable weights for {plan.name}, got "
+                    f"{plan.config.model.name!r}, whose weights are all frozen"
+                )
             learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
         agents.append(Agent(plan.name, policy, tokenizer, plan.config, device, learner, engine))
     return agents

@@ -120,9 +120,16 @@ def load_policy(
     if (Path(model.name) / "adapter_config.json").exists():
         base_name, revision = base_of(Path(model.name))
         base, tokenizer = load_policy(replace(model, name=base_name, revision=revision), device)
+        weights = base.named_parameters(remove_duplicate=False)  # a tied head may be saved whole
+        trainable = {name for name, weight in weights if weight.requires_grad}
         policy = attach(base, Path(model.name))
         tokenizer = adapter_tokenizer(Path(model.name), base, tokenizer)
-        return policy.merge_and_unload() if merge else policy, tokenizer
+        if not merge:
+            return policy, tokenizer
+        merged = policy.merge_and_unload()
+        for name, weight in merged.named_parameters():  # PEFT froze those of the base
+            weight.requires_grad_(name in trainable)
+        return merged, tokenizer
     options = {"dtype": model.dtype, **quantization(model, device or torch.device("cpu"))}
     policy, tokenizer = load_model(
         AutoModelForCausalLM, "a causal language model", model.name, "model.name", options, where

@@ -85,6 +85,45 @@ def test_a_saved_adapter_is_opened_and_started_from(config):
         assert kls == pytest.approx([0, 0], abs=1e-5)
 
 
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_an_agent_that_starts_from_an_adapter_trains_all_weights(config, algorithm, tmp_path):
+    """As agents without LoRA do: those of the base with the adapter merged in."""
+    make_agents(lora(config))[0].save(tmp_path)
+    agents = [{}, {"model": {"name": str(tmp_path)}}]
+    trainer = make_trainer(replace(config, algorithm=algorithm, group_size=4, agents=agents))
+    policies = [agent.learner.policy for agent in trainer.agents]
+    before = [{n: p.clone() for n, p in policy.named_parameters()} for policy in policies]
+    run_iteration(trainer, 0)
+    assert all(record["kl"] > 1e-3 for record in run_iteration(trainer, 1))
+    for policy, weights in zip(policies, before, strict=True):
+        assert not any(torch.equal(p, weights[n]) for n, p in policy.named_parameters())
+
+
+def test_a_head_that_an_adapter_saves_whole_is_trained(config, tmp_path):
+    """The base's is tied to the embedding."""
+    settings = peft.LoraConfig(r=2, task_type="CAUSAL_LM", modules_to_save=["lm_head"])
+    base, tokenizer = load_policy(config.model)
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    policy, _ = load_policy(ModelConfig(str(tmp_path)))
+    assert policy.lm_head.weight is not policy.transformer.wte.weight
+    assert all(weight.requires_grad for weight in policy.parameters())
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_an_agent_without_trainable_weights_is_refused(config, algorithm, monkeypatch):
+    """Its value head alone is none."""
+
+    def load_frozen(*args, **options):
+        policy, tokenizer = load_policy(*args, **options)
+        return policy.requires_grad_(False), tokenizer
+
+    monkeypatch.setattr("cory.agent.load_policy", load_frozen)
+    with pytest.raises(UserError, match=r"^model\.name: .*trainable.*agent_1"):
+        make_agents(replace(config, algorithm=algorithm, group_size=4))
+    make_agents(replace(lora(config), algorithm=algorithm, group_size=4))
+
+
 def test_an_adapter_that_transformers_attached_is_refused(config, monkeypatch):
     """One on the Hub, whose folder is not seen beforehand: transformers would freeze its base."""
     folder = make_trainer(replace(lora(config), iterations=1)).train().folder / "agent_1"
