@@ -3,11 +3,13 @@
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
-from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import chat_template_utils
 
 from cory.errors import UserError
 
@@ -42,21 +44,23 @@ def encode(
             raise UserError(
                 f"model.chat_template: expected options that {tokenizer.name_or_path}'s template reads, got {key!r}"
             )
-    if date is not None:
-        template = _with_date(template, date)
 
     texts = []
+    day = datetime.now() if date is None else datetime.fromisoformat(date)
+    clock = SimpleNamespace(now=lambda: day)
     for row, prompt in enumerate(prompts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
-            text = tokenizer.apply_chat_template(
-                turns,
-                chat_template=template,
-                tokenize=False,
-                add_generation_prompt=True,
-                **options,
-            )
-        except TemplateError as error:  # as of a template without a system message
+            # A template's `strftime_now` reads this clock: transformers passes on no other function.
+            with patch.object(chat_template_utils, "datetime", clock):
+                text = tokenizer.apply_chat_template(
+                    turns,
+                    chat_template=template,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **options,
+                )
+        except Exception as error:  # of a template without a system message, or with a fault
             raise UserError(
                 f"prompt in row {row + 1}: expected messages that the chat template takes, got {prompt!r} ({error})"
             ) from None
@@ -105,19 +109,6 @@ def _template(
             f"{key}: expected a tokenizer with one chat template, or one named default, got {tokenizer.name_or_path!r}"
         ) from None
     return template, chat_template if isinstance(chat_template, Mapping) else {}
-
-
-def _with_date(template: str, date: str) -> str:
-    """A chat template that writes `date` where it would write today's: `strftime_now("%d %b %Y")`.
-
-    The call is replaced in the text, as transformers passes no functions to a template.
-    """
-    day = datetime.fromisoformat(date)
-    return re.sub(
-        r"""strftime_now\(\s*(["'])(.*?)\1\s*\)""",
-        lambda call: repr(day.strftime(call[2])),
-        template,
-    )
 
 
 def are_turns(prompts: Sequence[Any], chat_template: ChatTemplate = False) -> bool:
@@ -232,7 +223,7 @@ def turn_stop(
         text = tokenizer.apply_chat_template(
             turns, chat_template=template, tokenize=False, **options
         )
-    except TemplateError:
+    except Exception:
         return []
     _, found, close = text.rpartition(answer)
     if not found:

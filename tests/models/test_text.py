@@ -125,6 +125,7 @@ def test_what_closes_a_turn(chat_tokenizer, closes, stop):
     [
         "{{ messages[0].content | upper }}{{ messages[1].content | upper }}<|im_end|>",
         "{% if messages | length > 1 %}{{ raise_exception('one question') }}{% endif %}",
+        "{{ messages[1].content + 1 }}",
     ],
 )
 def test_a_template_that_takes_no_answer_closes_none(chat_tokenizer, template):

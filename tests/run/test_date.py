@@ -1,5 +1,6 @@
 """A chat template that writes the date writes that of the run's first start, whenever it is continued or evaluated."""
 
+from copy import deepcopy
 from dataclasses import replace
 from datetime import date
 
@@ -11,9 +12,29 @@ import cory.run.checkpoint
 from cory import Callback, evaluate
 from cory.config import EvaluationConfig, ModelConfig
 from cory.evaluation import answer
+from cory.models.text import encode
 
 DATED = "{{ strftime_now('%Y-%m-%d') }}|{% for m in messages %}{{ m.content }}{% endfor %}|"
 LONG_AGO = "2001-02-03"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% set form = '%Y-%m-%d' %}{{ strftime_now(form) }}",
+        "{{ strftime_now(format='%Y-%m-%d') }}",
+        "{% set now = strftime_now %}{{ now('%Y-%m-%d') }}",
+        "{% macro day(form='%Y-%m-%d') %}{{ strftime_now(form) }}{% endmacro %}{{ day() }}",
+        "{{ strftime_now('%Y' ~ '-%m-%d') }}",
+    ],
+)
+def test_a_date_is_the_given_one_however_a_template_asks_for_it(tokenizer, template):
+    tokenizer = deepcopy(tokenizer)
+    tokenizer.chat_template = template
+    (ids,) = encode(tokenizer, ["a film"], chat_template=True, date=LONG_AGO)
+    assert tokenizer.decode(ids) == LONG_AGO
+    (ids,) = encode(tokenizer, ["a film"], chat_template=True)
+    assert tokenizer.decode(ids) == date.today().isoformat()
 
 
 class Prompts(Callback):

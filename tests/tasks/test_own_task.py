@@ -198,9 +198,13 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
     text = "<system>Be kind.<user>Hello Not: Hi<bot>"
     assert tokenizer.decode(encode(tokenizer, read)[0]) == text
     assert encode(tokenizer, read, chat_template=True) == encode(tokenizer, read)
-    monkeypatch.setattr(tokenizer, "chat_template", "{{ raise_exception('no system') }}")
-    with pytest.raises(UserError, match=r"row 1.*no system"):
-        encode(tokenizer, read)
+    for template, error in (
+        ("{{ raise_exception('no system') }}", "no system"),
+        ("{{ messages[0].content + 1 }}", "concatenate"),
+    ):
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        with pytest.raises(UserError, match=f"row 1.*{error}"):
+            encode(tokenizer, read)
     roles = {"role": ["pioneer"] * 2, "other": [0, 0]}
     score_by_function(reward, columns["prompt"], ["a", "b"], roles)
     assert seen["prompts"][0] == MESSAGES
