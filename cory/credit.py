@@ -13,6 +13,7 @@ from torch import Tensor
 
 from cory.config import CreditMode
 from cory.errors import UserError
+from cory.models.text import special_tokens
 from cory.rewards import score_rollouts
 from cory.streams import Purpose
 
@@ -152,6 +153,7 @@ def information_in_responses(
         columns,
         batch.earlier_responses(1, [replace(first, completions=moved)]),
         reader.encode,
+        special_tokens(reader.tokenizer),
         reader.context_length,
         trainer.max_new_tokens(1, batch),
     )

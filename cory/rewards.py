@@ -34,6 +34,7 @@ from transformers import (
 
 from cory.errors import UserError
 from cory.models.load import LOADING, find, first_line, load_model
+from cory.models.text import special_tokens, without
 from cory.models.window import pad
 from cory.parallel.devices import to_device
 
@@ -349,8 +350,9 @@ class Classifier:
                 "Classifier: expected text prompts (model.chat_template makes them turns), got chat messages; "
                 "write a reward function that makes a text of them"
             )
+        special = special_tokens(self.tokenizer)  # the writer can spell those of this tokenizer
         texts = [
-            prompt + self.separator + completion
+            prompt + self.separator + without(special, completion)
             for prompt, completion in zip(prompts, completions, strict=True)
         ]
         rows = self.tokenizer(

@@ -18,7 +18,7 @@ from cory.identity import Models, data_hash, function_name, model_identity, sour
 from cory.learners.records import UpdateStats
 from cory.metrics import TITLES
 from cory.models.load import find, load_tokenizer
-from cory.models.text import check_lengths, encode
+from cory.models.text import check_lengths, encode, without
 from cory.rewards import Function, Reward, Rewards, accepted_columns, as_rewards
 from cory.roles import Prompt, RolePrompts, check_prompt, placeholders
 from cory.streams import Purpose, Stream
@@ -181,6 +181,7 @@ class Task:
         columns: Mapping[str, Sequence[Any]],
         earlier: Sequence[Sequence[str]] | None,
         encode: Callable[[list[Any]], list[list[int]]],
+        special: Sequence[str],
         context: int | None,
         max_new_tokens: int,
     ) -> list[Any]:
@@ -193,12 +194,13 @@ class Task:
             columns: of the rows, `prompt` among them.
             earlier: of each earlier role, in order, its responses; None: the role reads the query alone.
             encode: from prompts to their token ids, as the model reads them.
+            special: the model's special tokens, which are removed from the responses: another model can spell them.
             context: tokens that the model can attend to; None: any number.
             max_new_tokens: of the role's answer.
         """
         if earlier is None:
             return self.render(role, columns)
-        texts = [list(responses) for responses in earlier]
+        texts = [[without(special, text) for text in responses] for responses in earlier]
         room = math.inf if context is None else context - max_new_tokens
         while True:
             prompts = self.render(role, columns, texts)

@@ -16,6 +16,7 @@ from cory.errors import NotFinite, UserError
 from cory.iteration import Batch, Iteration, draw_batch
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
+from cory.models.text import special_tokens
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.rewards import score_rollouts, score_team
@@ -250,6 +251,7 @@ class CoryTrainer:
             batch.columns_of(role),
             responses,
             agent.encode,
+            special_tokens(agent.tokenizer),
             agent.context_length,
             max_new_tokens,
         )

@@ -116,10 +116,10 @@ def test_all_earlier_responses_are_shortened():
     rows = {"prompt": ["q", "q"]}
     task = Task(datasets.Dataset.from_dict(rows), count_good, prompts)
     chains = [["a" * 40, "a"], ["b" * 20, "b"]]
-    fitted = task.prompts_of_role(2, rows, chains, encode, context=40, max_new_tokens=8)
+    fitted = task.prompts_of_role(2, rows, chains, encode, [], context=40, max_new_tokens=8)
     assert fitted == ["a" * 20 + "\n\n" + "b" * 10, "a\n\nb"]
     with_template = functools.partial(encode, template=10)
-    assert task.prompts_of_role(1, {"prompt": ["q"]}, [["a" * 30]], with_template, 40, 5) == [
+    assert task.prompts_of_role(1, {"prompt": ["q"]}, [["a" * 30]], with_template, [], 40, 5) == [
         "a" * 15
     ]
 

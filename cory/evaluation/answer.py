@@ -29,6 +29,7 @@ from cory.models.text import (
     encode,
     pad_token,
     plain_texts,
+    special_tokens,
     turn_stop,
 )
 from cory.parallel.devices import autocast, to_device
@@ -119,6 +120,7 @@ class Answerer:
             columns,
             earlier,
             self.encode,
+            special_tokens(self.tokenizer),
             context_length(self.model),
             sampling.max_new_tokens,
         )

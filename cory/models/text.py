@@ -129,23 +129,29 @@ def plain_texts(
     would act as one. A `turn` is a text of its own, so a space before its first word, which
     SentencePiece's tokenizers write, is left out; in other responses it belongs to them.
     """
-    # Chat models have special tokens that no setting of the tokenizer names.
-    added = tokenizer.added_tokens_decoder.values()
-    special = {*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+    special = special_tokens(tokenizer)
     read = reader(tokenizer)
     texts = []
     for response in responses:
         ids = response.tolist()
         whole = read(ids)
-        text = _without(special, min((whole.split(end)[0] for end in stop), key=len, default=whole))
+        text = min((whole.split(end)[0] for end in stop), key=len, default=whole)
+        text = without(special, text)
         if turn and not decode(tokenizer, ids, skip_special_tokens=True).startswith(" "):
             text = text.removeprefix(" ")
         texts.append(text)
     return texts
 
 
-def _without(special: Iterable[str], text: str) -> str:
-    """A text without special tokens, nor those that what was around one of them spells."""
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The texts that a tokenizer reads as control tokens."""
+    # Chat models have special tokens that no setting of the tokenizer names.
+    added = tokenizer.added_tokens_decoder.values()
+    return [*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)]
+
+
+def without(special: Iterable[str], text: str) -> str:
+    """Removes special tokens until none remains, including any formed by a removal."""
     while True:
         cleaned = text
         for token in special:

@@ -51,11 +51,12 @@ def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
 
+    # A special token that a response spells does not act as one.
     completions = [*COMPLETIONS[:-1], COMPLETIONS[-1] + tokenizer.eos_token]
     label, index = (None, 0) if labels == 1 else ("label_1", 1)
     reward = Classifier(str(tmp_path), label, batch_size=3, separator=" ")
     alone = []
-    for prompt, completion in zip(PROMPTS, completions, strict=True):
+    for prompt, completion in zip(PROMPTS, COMPLETIONS, strict=True):
         ids = torch.tensor([tokenizer(f"{prompt} {completion}")["input_ids"]])
         alone.append(model(input_ids=ids).logits[0, index].item())
     assert reward(PROMPTS, completions) == pytest.approx(alone, abs=1e-4)
