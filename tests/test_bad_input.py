@@ -9,7 +9,7 @@ import httpx
 import pytest
 import torch
 from accelerate import PartialState
-from conftest import PROMPTS, make_gpt2, make_trainer, run_iteration, sentences
+from conftest import PROMPTS, count_good, make_gpt2, make_trainer, run_iteration, sentences
 from huggingface_hub import HfApi
 from huggingface_hub.errors import GatedRepoError
 from peft import LoraConfig, get_peft_model
@@ -36,7 +36,7 @@ def refuses(message):
 
 
 def task_of(prompts):
-    return Task.from_prompts(prompts, len, PROMPTS)
+    return Task.from_prompts(prompts, count_good, PROMPTS)
 
 
 # Models
@@ -284,7 +284,7 @@ def test_reviews_that_are_no_texts_or_too_short(reviews, tokenizer, tmp_path):
 )
 def test_rows_without_a_value_are_refused(columns, prompts, match):
     with refuses(rf"^dataset.*{match}"):
-        Task(datasets.Dataset.from_dict(columns), len, prompts)
+        Task(datasets.Dataset.from_dict(columns), count_good, prompts)
 
 
 @pytest.mark.parametrize(

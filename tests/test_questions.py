@@ -53,7 +53,7 @@ def blocks(values, size):
 
 def test_a_pass_over_the_data_has_each_query_once_with_its_rows_in_order():
     rows = datasets.Dataset.from_list(rows_of("abcdefg"))
-    task = Task(rows, len, PROMPTS, rows_per_query=3)
+    task = Task(rows, count_good, PROMPTS, rows_per_query=3)
     passes = [[task.batch(k, 2, seed=0) for k in range(3 * n, 3 * n + 3)] for n in range(2)]
     for batches in passes:
         for batch in batches:
@@ -67,8 +67,10 @@ def test_a_pass_over_the_data_has_each_query_once_with_its_rows_in_order():
 
 def test_single_rows_are_drawn_as_without_queries():
     rows = datasets.Dataset.from_dict({"prompt": list("abcdefgh")})
-    one = Task(rows, len, RolePrompts())
-    queries = Task(datasets.Dataset.from_list(rows_of("abcdefgh")), len, PROMPTS, rows_per_query=3)
+    one = Task(rows, count_good, RolePrompts())
+    queries = Task(
+        datasets.Dataset.from_list(rows_of("abcdefgh")), count_good, PROMPTS, rows_per_query=3
+    )
     for k in range(5):
         assert one.batch(k, 3, seed=4)["prompt"] == queries.batch(k, 3, seed=4)["prompt"][::3]
 
@@ -170,7 +172,7 @@ def test_rewards_metrics_and_samples_are_of_each_responses_own_row(config, credi
 
 def refused(rows, prompts=PROMPTS, size=2):
     with pytest.raises(UserError) as error:
-        Task(datasets.Dataset.from_list(rows), len, prompts, rows_per_query=size)
+        Task(datasets.Dataset.from_list(rows), count_good, prompts, rows_per_query=size)
     return str(error.value)
 
 
@@ -185,14 +187,14 @@ def test_rows_that_are_no_queries_are_refused():
     first_reads = RolePrompts("{prompt} {question}")
     assert refused(rows, first_reads).startswith("dataset, column 'question', row 2: ")
     # Also where it is the run's settings that say so.
-    task = Task(datasets.Dataset.from_list(rows), len, PROMPTS, rows_per_query=2)
+    task = Task(datasets.Dataset.from_list(rows), count_good, PROMPTS, rows_per_query=2)
     with pytest.raises(UserError, match=r"^dataset, column 'question', row 2: "):
         task.with_roles([RoleConfig(prompt="{prompt} {question}"), RoleConfig()])
 
 
 def test_branches_and_queries_must_fit(config):
     rows = datasets.Dataset.from_list(rows_of("ab", QUESTIONS[:2]))
-    task = Task(rows, len, PROMPTS, rows_per_query=2)
+    task = Task(rows, count_good, PROMPTS, rows_per_query=2)
     agents = make_agents(config)
     with pytest.raises(UserError, match=r"^branches: expected task.rows_per_query = 2, got 4$"):
         CoryTrainer(replace(config, branches=4), agents, task)

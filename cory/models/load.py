@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from huggingface_hub import HfApi, try_to_load_from_cache
 from peft import PeftConfig, PeftModel
+from peft.tuners.trainable_tokens import TrainableTokensLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from transformers import (
@@ -226,8 +227,8 @@ def quiet() -> Iterator[None]:
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
-    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete, does not fit, or is
-    on tied weights.
+    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete, does not fit, is on
+    tied weights, or changes no weights.
     """
     expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
@@ -241,6 +242,10 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
         raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:
         raise UserError(f"{expected} ({first_line(error)})") from None
+    if model.active_peft_config.is_prompt_learning:
+        raise UserError(
+            f"{expected}, which learns a prompt and changes no weights. Use a LoRA adapter"
+        )
     tied = tied_targets(model)
     if tied:
         raise UserError(
@@ -269,6 +274,7 @@ def tied_targets(model: PeftModel) -> list[str]:
         name
         for name, module in modules
         if isinstance(module, BaseTunerLayer)
+        and not isinstance(module, TrainableTokensLayer)  # PEFT has it on both
         and any(owners[id(weight)] > 1 for weight in module.get_base_layer().parameters(False))
     ]
 

@@ -1,4 +1,6 @@
-"""LoRA on a head that is tied to the embedding, or on the embedding: refused, as saved it is another model."""
+"""Adapters on a head that is tied to the embedding, or on the embedding: LoRA there is refused, as saved it is another
+model.
+"""
 
 import json
 
@@ -62,6 +64,29 @@ def test_untied_ones_are_saved_as_they_were_trained(tmp_path):
     settings.write_text(json.dumps(changed))
     loaded, _ = load_policy(ModelConfig(str(tmp_path / "agent_1")))
     torch.testing.assert_close(logits(loaded), logits(policy), rtol=1e-3, atol=1e-3)
+
+
+def test_tokens_that_an_adapter_trains_are_merged_into_both_tied_modules(tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(make_llama(tmp_path / "base", tied=True))
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", target_modules=["q_proj"], trainable_token_indices=[5, 6]
+    )
+    policy = peft.get_peft_model(base, settings)
+    for name, weight in policy.named_parameters():
+        if "trainable_tokens" in name:
+            weight.data.normal_(0, 0.3)
+    policy.save_pretrained(tmp_path / "adapter")
+    loaded, _ = load_policy(ModelConfig(str(tmp_path / "adapter")))
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+    torch.testing.assert_close(logits(loaded), logits(policy), rtol=1e-3, atol=1e-3)
+
+
+def test_an_adapter_of_a_learned_prompt_is_refused(tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(make_llama(tmp_path / "base", tied=True))
+    settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
+    peft.get_peft_model(base, settings).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(UserError, match=r"^model\.name: .*prompt"):
+        load_policy(ModelConfig(str(tmp_path / "adapter")))
 
 
 def test_a_tied_head_that_an_adapter_saves_whole_is_loaded(tmp_path):

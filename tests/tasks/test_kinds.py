@@ -5,6 +5,7 @@ from types import ModuleType
 
 import pytest
 import yaml
+from conftest import count_good
 
 from cory.config import Config
 from cory.errors import UserError
@@ -19,7 +20,7 @@ from imdb_train.config import IMDB, ImdbConfig
 def test_a_task_has_the_name_of_its_kind(monkeypatch):
     """Whatever its functions say, as commands find it again by this name."""
     module = ModuleType("haiku_task")
-    module.make_task = lambda config, rows: Task.from_prompts(["Moon."], len, RolePrompts())
+    module.make_task = lambda config, rows: Task.from_prompts(["Moon."], count_good, RolePrompts())
     monkeypatch.setitem(sys.modules, "haiku_task", module)
     task = TaskKind("haiku", Config, "haiku_task").make_task(Config())
     assert task.kind == task.fingerprint()["task"] == "haiku"

@@ -9,6 +9,7 @@ import datasets
 import numpy as np
 import pytest
 import torch
+from conftest import count_good
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -171,14 +172,25 @@ def test_missing_columns_are_found_before_training():
     rows = datasets.Dataset.from_dict({"prompt": ["a"]})
     for arguments in ({"metrics": {"needs": needs}}, {"team_reward": team}, {"reward": needs}):
         with pytest.raises(UserError, match=r"expected parameters among .*, got \['answer'\]"):
-            Task(**({"dataset": rows, "reward": len, "prompts": PROMPTS} | arguments))
+            Task(**({"dataset": rows, "reward": count_good, "prompts": PROMPTS} | arguments))
+
+
+def test_a_function_that_cannot_be_passed_columns_by_name_is_refused():
+    def by_position(prompts, completions, /):
+        return [0.0] * len(prompts)
+
+    rows = datasets.Dataset.from_dict({"prompt": ["a"]})
+    for function in (by_position, max):
+        for argument in ({"reward": function}, {"metrics": {"m": function}}):
+            with pytest.raises(UserError, match=r"^(reward|metric) .*: expected .*parameters"):
+                Task(**({"dataset": rows, "reward": count_good, "prompts": PROMPTS} | argument))
 
 
 def test_columns_that_a_function_would_get_twice_are_refused():
     names = ["prompts", "completions", "completion_ids", "chains", "role", "rewards"]
     rows = datasets.Dataset.from_dict({name: ["x"] for name in ["prompt", *names]})
     with pytest.raises(UserError, match=f"^dataset: .*{re.escape(str(names))}"):
-        Task(rows, len, PROMPTS)
+        Task(rows, count_good, PROMPTS)
 
 
 def test_metrics_also_get_rewards_and_team_rewards_need_a_number():
