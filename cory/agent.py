@@ -142,7 +142,7 @@ class Agent:
             sampling = replace(sampling, stop=stop)
         turn = are_turns(prompts, self.chat_template)
         if turn:
-            ends_turn = turn_stop(self.policy, self.tokenizer, self.chat_template)
+            ends_turn = turn_stop(self.policy, self.tokenizer, self.chat_template, sampling.stop)
             sampling = replace(sampling, stop=[*sampling.stop, *ends_turn])
         prompt_ids = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         check_lengths(

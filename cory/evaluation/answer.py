@@ -160,7 +160,7 @@ class Answerer:
         )
         is_turn = are_turns(prompts, self.chat_template)
         if is_turn:
-            ends_turn = turn_stop(model, self.tokenizer, self.chat_template)
+            ends_turn = turn_stop(model, self.tokenizer, self.chat_template, sampling.stop)
             sampling = replace(sampling, stop=[*sampling.stop, *ends_turn])
         if kl:
             rows = rows_within(LARGEST, model.device, model, sampling.max_new_tokens)

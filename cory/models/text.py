@@ -1,6 +1,7 @@
 """Between text and token ids: prompts, responses, the tokens that pad and end, and how much a model can read."""
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import SimpleNamespace
@@ -215,12 +216,16 @@ def end_tokens(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> l
 
 
 def turn_stop(
-    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    chat_template: ChatTemplate,
+    stop: Sequence[str],
 ) -> list[str]:
     """The stop text of a turn: what the chat template writes behind an answer, up to its first added token.
 
     Empty where that is an end token already, where the template writes nothing there, and where it
-    does not take a question and an answer, or changes them.
+    does not take a question and an answer, or changes them. Warns if the template writes nothing
+    there and the settings have no stop text either, `stop`.
     """
     template, options = _template(tokenizer, chat_template)
     answer = "cory"
@@ -241,7 +246,15 @@ def turn_stop(
         close = str(added[first])
         if added[first].special and first in end_tokens(policy, tokenizer):
             return []
-    return [close.strip()] if close.strip() else []
+    if close.strip():
+        return [close.strip()]
+    if not stop:
+        warnings.warn(
+            f"The chat template of {tokenizer.name_or_path!r} writes nothing behind an answer: one without an end "
+            "token runs on into the next turn. Set sampling.stop to the text that begins a turn",
+            stacklevel=2,
+        )
+    return []
 
 
 def check_lengths(

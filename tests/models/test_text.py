@@ -119,7 +119,22 @@ def test_a_turn_ends_where_the_template_ends_it(chat_tokenizer, monkeypatch):
 def test_what_closes_a_turn(chat_tokenizer, closes, stop):
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content | trim }}CLOSE{% endfor %}"
     chat_tokenizer.chat_template = template.replace("CLOSE", closes)
-    assert turn_stop(make_gpt2(chat_tokenizer), chat_tokenizer, True) == stop
+    assert turn_stop(make_gpt2(chat_tokenizer), chat_tokenizer, True, []) == stop
+
+
+def test_a_turn_that_nothing_ends_warns_without_a_stop_text(chat_tokenizer, recwarn):
+    """As in Alpaca's form."""
+    form = "{% for m in messages %}### {{ m.role }}:\n{{ m.content }}\n\n{% endfor %}"
+    policy = make_gpt2(chat_tokenizer)
+    for template, stop, expected in (
+        (form, ["###"], 0),
+        (CHATML, [], 0),
+        (form.replace("\n\n", "<|endoftext|>"), [], 0),
+        (form, [], 1),
+    ):
+        chat_tokenizer.chat_template = template
+        turn_stop(policy, chat_tokenizer, True, stop)
+        assert sum("sampling.stop" in str(warning.message) for warning in recwarn) == expected
 
 
 @pytest.mark.parametrize(
@@ -132,7 +147,7 @@ def test_what_closes_a_turn(chat_tokenizer, closes, stop):
 )
 def test_a_template_that_takes_no_answer_closes_none(chat_tokenizer, template):
     chat_tokenizer.chat_template = template
-    assert turn_stop(make_gpt2(chat_tokenizer), chat_tokenizer, True) == []
+    assert turn_stop(make_gpt2(chat_tokenizer), chat_tokenizer, True, []) == []
 
 
 @pytest.mark.parametrize(
