@@ -414,6 +414,11 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
         learner: Learner | None = None
         if plan.trained:
             activate(policy, plan.name)
+            if getattr(policy, "is_quantized", False) and not plan.uses_lora:
+                raise UserError(
+                    f"lora.rank: expected above 0 for {plan.name}, as the weights of {plan.config.model.name!r} are "
+                    "quantized, got 0"
+                )
             if not any(weight.requires_grad for weight in policy.parameters()):
                 raise UserError(
                     f"model.name: expected a model with trainable weights for {plan.name}, got "

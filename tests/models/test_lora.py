@@ -233,6 +233,17 @@ def test_quantized_base_with_lora(config, wide_llama):
     )
 
 
+def test_a_folder_of_quantized_weights_is_not_trained_in_part(config, wide_llama, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    policy, tokenizer = load_policy(ModelConfig(str(wide_llama), quantization="4bit"))
+    policy.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    config = replace(config, model=ModelConfig(str(tmp_path)))
+    with pytest.raises(UserError, match=r"^lora\.rank: .*agent_1.*quantized"):
+        make_agents(config)
+    make_agents(lora(config))
+
+
 def test_a_frozen_agent_on_a_quantized_base_is_saved_as_that_base(config, wide_llama, tmp_path):
     pytest.importorskip("bitsandbytes")
     model = ModelConfig(str(wide_llama), quantization="4bit")
