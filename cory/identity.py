@@ -10,10 +10,12 @@ import functools
 import hashlib
 import inspect
 import json
+import math
 import platform
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from decimal import Decimal
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,13 +61,26 @@ def model_identity(name: str, revision: str | None = None) -> str | None:
 
 
 def row_keys(columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """A key for each row: two rows are the same query if all their columns are.
+    """A key for each row: two rows are the same query if all their columns are. 1 and 1.0 are alike.
 
     >>> row_keys({"prompt": ["Which?", "Which?"], "letter": ["a", "b"]})
     ['["a", "Which?"]', '["b", "Which?"]']
     """
     rows = zip(*(columns[name] for name in sorted(columns)), strict=True)
-    return [json.dumps(row, sort_keys=True, default=repr) for row in rows]
+    return [json.dumps(_comparable(row), sort_keys=True, default=repr) for row in rows]
+
+
+def _comparable(value: Any) -> Any:
+    """A value by which rows of different files are compared."""
+    if hasattr(value, "tolist"):  # of numpy or torch, whose texts are abbreviated
+        value = value.tolist()
+    if isinstance(value, Mapping):  # Arrow gives all rows the keys of any, with None
+        return {key: _comparable(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list | tuple):
+        return [_comparable(item) for item in value]
+    if isinstance(value, float | Decimal) and math.isfinite(value):
+        return int(value) if value == int(value) else float(value)
+    return value
 
 
 def share_in_training(
@@ -186,9 +201,11 @@ def _definition(function: Callable[..., Any]) -> Any:
 def data_hash(rows: "Dataset") -> str:
     """The start of the SHA-256 of a dataset's rows, in their order."""
     digest = hashlib.sha256()
+    # As Arrow stores them: the text of a decoded image or a long array does not tell its value.
+    stored = rows.with_format("arrow")
     for start in range(0, len(rows), ROWS_AT_ONCE):
-        chunk = rows[start : start + ROWS_AT_ONCE]
-        digest.update(json.dumps(chunk, default=lambda value: type(value).__name__).encode())
+        chunk = stored[start : start + ROWS_AT_ONCE].to_pydict()
+        digest.update(json.dumps(chunk, default=repr).encode())
     return digest.hexdigest()[:16]
 
 

@@ -1,8 +1,10 @@
 """Two rows are the same query if all their columns are; one query has no interval."""
 
 import json
+from decimal import Decimal
 
 import datasets
+import numpy as np
 import pytest
 
 from cory import evaluate
@@ -93,3 +95,20 @@ def test_training_rows_are_compared_by_the_columns_that_both_have():
     held_out = {"prompt": ["p", "p"], "letter": ["a", "b"]}
     assert share_in_training(held_out, {"letter": ["b"], "prompt": ["p"], "source": [1]}) == 0.5
     assert share_in_training(held_out, {"letter": ["b"], "prompt": ["q"]}) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("value", "same", "other"),
+    [
+        (1, 1.0, 1.5),
+        (2**60, 2**60, 2**60 + 1),
+        (Decimal("1.50"), 1.5, 2),
+        ([1, 2], [1.0, 2.0], [2, 1]),
+        (np.zeros(3000), [0] * 3000, np.r_[np.zeros(1500), 1, np.zeros(1499)]),
+        ({"role": "user", "name": None}, {"role": "user"}, {"role": "user", "name": "Ann"}),
+    ],
+)
+def test_rows_of_different_files_are_compared_by_value(value, same, other):
+    held_out = {"prompt": ["p"], "x": [value]}
+    assert share_in_training(held_out, {"prompt": ["p"], "x": [same]}) == 1.0
+    assert share_in_training(held_out, {"prompt": ["p"], "x": [other]}) == 0.0

@@ -5,6 +5,8 @@ import os
 import shutil
 import subprocess
 from dataclasses import replace
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 
 import datasets
@@ -154,6 +156,27 @@ def test_data_are_known_by_their_rows():
     assert data_hash(rows) == data_hash(same)
     others = [rows.select([0, 1]), rows.select([1, 0, 2]), rows.rename_column("answer", "gold")]
     assert len({data_hash(each) for each in [rows, *others]}) == 4
+    # Rows of results and unfinished runs have recorded it.
+    assert data_hash(rows) == "02dd0082986f5efa"
+
+
+@pytest.mark.parametrize(
+    ("value", "other"),
+    [
+        (date(2026, 1, 1), date(2026, 1, 2)),
+        (datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)),
+        (Decimal("1.1"), Decimal("1.2")),
+        (b"a", b"b"),
+        ([{"seen": date(2026, 1, 1)}], [{"seen": date(2026, 1, 2)}]),
+        ([0.0] * 3000, [0.0] * 1500 + [1.0] + [0.0] * 1499),
+    ],
+)
+def test_data_are_known_by_values_of_any_type(value, other):
+    first, second = (
+        datasets.Dataset.from_dict({"prompt": ["a"], "x": [x]}) for x in (value, other)
+    )
+    assert data_hash(first) != data_hash(second)
+    assert data_hash(first.with_format("numpy")) == data_hash(first)
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
