@@ -14,6 +14,7 @@ An error that a function raises is not caught here.
 """
 
 import asyncio
+import copy
 import functools
 import inspect
 import math
@@ -130,8 +131,9 @@ def score_by_function(
     functions = [(f"reward {reward}", reward.function) for reward in rewards]
     values = _numbers(functions, _with_responses(prompts, completions, columns))
     if values.isnan().all(0).any():
+        which = "all rows of a batch" if values.isnan().all() else "a row"
         warnings.warn(
-            f"{' and '.join(map(str, rewards))} returned None for a row; such rows get 0",
+            f"{' and '.join(map(str, rewards))} returned None for {which}; such rows get 0",
             stacklevel=3,
         )
     weights = torch.tensor([[reward.weight] for reward in rewards])
@@ -238,7 +240,8 @@ def _numbers(
     for label, function in functions:
         arguments = {name: columns[name] for name in accepted_columns(label, function, columns)}
         try:
-            results.append(function(**arguments))
+            # A copy: what one function changes in place, the next one must not read.
+            results.append(function(**copy.deepcopy(arguments)))
         except SystemExit as error:  # would end the run without a word
             raise RuntimeError(f"{label} has called sys.exit") from error
     numbers = [
@@ -272,9 +275,9 @@ def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float
 
 
 def _as_float(value: Any) -> float:
-    """A number of Python, or of one element of numpy or torch; nan for anything else."""
+    """A number of Python, numpy or torch; nan for anything else, such as a row of a table."""
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
-        if not isinstance(value, str | bytes):
+        if not isinstance(value, str | bytes) and not getattr(value, "shape", ()):
             return float(value.item() if hasattr(value, "item") else value)
     return math.nan
 

@@ -54,6 +54,8 @@ def scored(reward):
         ([1e300] * 4, "row 1"),
         ([10**400] * 4, "row 1"),
         (torch.ones(4, 2), "row 1"),
+        (torch.ones(4, 1), "row 1"),
+        (np.ones((4, 1)), "row 1"),
     ],
 )
 def test_what_is_no_finite_number_for_each_response_is_refused(result, row):
@@ -75,7 +77,8 @@ def test_what_is_no_finite_number_for_each_response_is_refused(result, row):
     "result",
     [
         torch.ones(4),
-        np.ones((4, 1)),
+        np.ones(4, dtype=np.float16),
+        [np.array(1), torch.tensor(1.0, requires_grad=True), np.bool_(True), torch.tensor(1)],
         [True] * 4,
         (1.0 for _ in range(4)),
     ],
@@ -121,6 +124,24 @@ def test_several_rewards_are_a_weighted_sum_and_none_does_not_count():
         scores = score_by_function([Reward(one), Reward(other, 0.5)], TEXTS, TEXTS, {})
     assert scores.total.tolist() == [6.0, 10.0, 3.0, 0.0] and scores.total.dtype == torch.float32
     assert scores.by_function["other"][:2].tolist() == [10.0, 20.0]
+    with pytest.warns(UserWarning, match="returned None for all rows"):
+        assert scored(lambda completions: [None] * 4) == [0.0] * 4
+
+
+def test_what_a_function_changes_in_place_no_other_reads():
+    def shorten(completions, tags, **columns):
+        for message, *_ in completions:
+            message["content"] = ""
+        tags[0].clear()
+        completions.clear()
+        return [0.0]
+
+    def length(completions, tags):
+        return [float(len(completions[0][0]["content"]) + len(tags[0]))]
+
+    prompts, columns = [[{"role": "user", "content": "Hi"}]], {"tags": [["a", "b"]]}
+    scores = score_by_function([shorten, length], prompts, ["hello"], columns)
+    assert scores.total.tolist() == [7.0] and columns == {"tags": [["a", "b"]]}
 
 
 def test_async_rewards_wait_together_on_one_loop():
