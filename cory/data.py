@@ -4,6 +4,7 @@ Parquet, folders that `datasets` has saved and the Hub are read by `datasets`. I
 of a text such as 2026-01-31 in JSON, and a number of 007 in CSV; these are read here, row by row.
 """
 
+import bisect
 import csv
 import gzip
 import json
@@ -16,7 +17,7 @@ import datasets
 
 from cory.errors import UserError
 from cory.identity import is_local
-from cory.run.folder import parse_rows
+from cory.run.folder import json_object, parse_rows
 
 FORMATS = (".parquet", ".jsonl", ".json", ".csv")
 
@@ -92,9 +93,29 @@ def _read(name: str, split: str, subset: str | None) -> datasets.Dataset:
         return datasets.Dataset.from_parquet([str(file) for file in files])
     read = _csv_rows if endings == {".csv"} else _json_rows
     rows = [row for file in files for row in read(file)]
-    # `Dataset.from_list` would drop columns that the first row lacks.
-    columns = dict.fromkeys(name for row in rows for name in row)
-    return datasets.Dataset.from_dict({name: [row.get(name) for row in rows] for name in columns})
+    for number, row in enumerate(rows, 1):
+        if row.keys() != rows[0].keys():
+            raise UserError(
+                f"row {number}: expected the columns of row 1, {[*rows[0]]}, got {[*row]}; a value may be null"
+            )
+    columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
+    for name, values in columns.items():
+        if not _fit_together(values):
+            ends = range(1, len(values) + 1)
+            end = bisect.bisect_left(ends, True, key=lambda end: not _fit_together(values[:end]))
+            raise UserError(
+                f"row {end + 1}, column {name!r}: expected a value of the type of earlier rows, got {values[end]!r}"
+            )
+    return datasets.Dataset.from_dict(columns)
+
+
+def _fit_together(values: Sequence[Any]) -> bool:
+    """Whether they can be one column."""
+    try:
+        datasets.Dataset.from_dict({"column": values})
+    except (TypeError, ValueError, OverflowError):  # Arrow's kinds are of the first two
+        return False
+    return True
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
@@ -132,7 +153,12 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
         text = stream.read()
     if not text.lstrip().startswith("["):
         return parse_rows(text, file.name)
-    rows: list[dict[str, Any]] = json.loads(text)
+    try:
+        rows: list[dict[str, Any]] = json.loads(text, object_pairs_hook=json_object)
+    except ValueError as error:
+        raise UserError(
+            f"{file.name}: expected an object per line, or one list of objects ({error})"
+        ) from None
     for number, row in enumerate(rows, 1):
         if not isinstance(row, dict):
             raise UserError(f"{file.name}, row {number}: expected an object, got {row!r}")
@@ -144,6 +170,9 @@ def _csv_rows(file: Path) -> Iterator[dict[str, Any]]:
     with _open(file) as stream:
         reader = csv.DictReader(stream, strict=True)
         try:
+            names = reader.fieldnames or []
+            if len({*names}) < len(names):
+                raise UserError(f"{file.name}: expected columns of different names, got {names}")
             for row in reader:
                 if None in row or None in row.values():
                     raise UserError(

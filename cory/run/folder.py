@@ -167,20 +167,28 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def parse_rows(text: str, name: str) -> list[dict[str, Any]]:
     """The objects of JSON lines, of which empty ones do not count.
 
-    Raises a UserError, with `name` and the line, if one is no JSON object.
+    Raises a UserError, with `name` and the line, if one is no JSON object, or has a key twice.
     """
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=json_object)
         except ValueError as error:
             raise UserError(f"{name}, line {number}: {error}") from None
         if not isinstance(row, dict):
             raise UserError(f"{name}, line {number}: expected an object, got {row!r}")
         rows.append(row)
     return rows
+
+
+def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of a JSON text. Raises a ValueError if a key stands twice, of which `json` would keep the last."""
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
+    return row
 
 
 @contextmanager
