@@ -105,7 +105,15 @@ class Arguments(argparse.ArgumentParser):
         raise UserError(message.removeprefix("argument --"))
 
     def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
-        parsed, rest = self.parse_known_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        flags = [word.partition("=")[0] for word in words]
+        for action in self._actions:
+            count = sum(flags.count(option) for option in action.option_strings)
+            if count > 1 and not isinstance(action, argparse._AppendAction):
+                raise UserError(
+                    f"{action.dest}: expected one {action.option_strings[0]}, got {count}"
+                )
+        parsed, rest = self.parse_known_args(words)
         for word in rest:
             if word.startswith("--"):
                 known = [action.dest for action in self._actions]
@@ -248,7 +256,7 @@ def _read_line(
     parser.add_argument("--help", "-h", action="store_true", help="print this, and end")
     parser.add_argument("--version", action="store_true", help="print the version, and end")
     parser.add_argument("--print_config", action="store_true", help="print all settings, and end")
-    parser.add_argument("--config", action="append", default=[], metavar="FILE", help="YAML file")
+    parser.add_argument("--config", metavar="FILE", help="YAML file")
     add_flags(parser, kind)
     parsed = parser.parse_args(argv)
     flags = flag_values(kind, vars(parsed))
@@ -273,7 +281,7 @@ def _read_line(
                 )
     if run is not None and parsed.config:
         raise UserError(
-            f"config: expected none, as {run} is continued with its own settings, got {parsed.config[0]!r}"
+            f"config: expected none, as {run} is continued with its own settings, got {parsed.config!r}"
         )
     if run is not None and Path(flags.get("output") or run).resolve() != run.resolve():
         raise UserError(
@@ -351,14 +359,12 @@ def _checked(kind: type[C], values: Mapping[str, Any], single_agent: bool = Fals
     return config
 
 
-def _file(names: Sequence[str], run: Path | None, default: str | Path | None) -> Path | None:
+def _file(name: str | None, run: Path | None, default: str | Path | None) -> Path | None:
     """The file of settings that is read; None: the defaults are. Raises a UserError if it does not exist."""
-    if len(names) > 1:
-        raise UserError(f"config: expected one file, got {len(names)}")
-    if names:
-        file = Path(names[0])
+    if name is not None:
+        file = Path(name)
         if not file.exists() and file.parts[:1] == ("configs",):
-            file = shipped(names[0])
+            file = shipped(name)
     elif run is not None:
         file = run / "config.yaml"
     elif default is not None:

@@ -12,16 +12,19 @@ from cory.errors import UserError
 
 UNREADABLE = (yaml.YAMLError, TypeError, ValueError, RecursionError)
 LINE_BREAKS = "\x85\u2028\u2029"  # which YAML reads as spaces or other line breaks
+INT = re.compile(r"[-+]?\d+(_\d+)*$")
 FLOAT = re.compile(
     r"[-+]?(\.\d+|\d[\d_]*(\.[\d_]*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
 )
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads 1e-4 as a number and dates as texts, and refuses a key that stands twice in a block."""
+    """Reads decimal numbers alone: 010 is 10, 1e-4 a number; 0x1F, 1:30 and dates are texts. Refuses a key that
+    stands twice in a block.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
-        letter: [rule for rule in rules if not rule[0].endswith((":float", ":timestamp"))]
+        letter: [rule for rule in rules if not rule[0].endswith((":int", ":float", ":timestamp"))]
         for letter, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -41,7 +44,9 @@ class _Dumper(yaml.SafeDumper):
     """Writes texts of several lines, such as prompts, as blocks, and quotes what would not be read as text."""
 
 
+_Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
 for _each in (_Loader, _Dumper):
+    _each.add_implicit_resolver("tag:yaml.org,2002:int", INT, [*"-+0123456789"])
     _each.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, [*"-+.0123456789"])
 
 

@@ -83,6 +83,8 @@ def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
         # files and runs
         ("config", "--config nowhere.yaml"),
         ("config", "--config a.yaml --config b.yaml"),
+        ("seed", "--seed 1 --iterations 2 --seed=2"),
+        ("iterations", "--iterations 1:30"),
         ("resume", "--resume nowhere"),
     ],
 )  # fmt: skip
@@ -105,6 +107,8 @@ def test_a_wrong_command_line_is_refused_by_its_key(key, flags):
         (": seed", "seed: '3'"),
         (": agents.1.learning_rate", "agents: [{}, {learning_rate: -1}]"),
         (": 1", "1: 2"),
+        (": iterations", "iterations: 1:30"),
+        (": iterations", "iterations: 0x1F"),
         (": ppo.batch_size.x", "ppo: {batch_size.x: 2}"),
         (": sampling.max_new_tokens", "sampling: {max_new_tokens: 2}"),
         # no mapping of keys
@@ -143,6 +147,8 @@ def test_the_nearest_key_is_named(tmp_path):
     [
         (["--ppo.batch_size", "64", "--ppo.mini_batch_size=64"], "ppo.batch_size", 64),
         (["--ppo.learning_rate", "1e-4"], "ppo.learning_rate", 1e-4),
+        (["--iterations", "010"], "iterations", 10),
+        (["--iterations", "1_008"], "iterations", 1008),
         (["--cory.weight", "-1"], "cory.weight", -1),
         (["--ppo.reward_scaling", "--seed", "3"], "ppo.reward_scaling", True),
         (["--ppo.reward_scaling", "false"], "ppo.reward_scaling", False),
