@@ -64,6 +64,11 @@ def test_a_model_that_the_hub_refuses(monkeypatch):
         load_policy(ModelConfig("some/x", revision="man"))
 
 
+def test_a_local_folder_has_no_revision(policy_folder):
+    with refuses("^model.revision: .*null.*'v1'"):
+        load_policy(ModelConfig(str(policy_folder), revision="v1"))
+
+
 def change_weights(folder, change, file="model.safetensors"):
     """Rewrites a folder's weights after `change`, which gets them by name."""
     tensors = load_file(folder / file)

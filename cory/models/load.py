@@ -53,9 +53,13 @@ def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
     Args:
         what: the key that named it, for the message.
 
-    Raises a UserError: no such folder, or the Hub refuses, or does not answer within a few seconds.
+    Raises a UserError: no such folder, a folder with a revision, or the Hub refuses or does not answer within seconds.
     """
     if Path(name).exists():
+        if revision is not None:
+            raise UserError(
+                f"model.revision: expected null for the local folder {name!r}, got {revision!r}"
+            )
         return {"local_files_only": True}
     if is_local(name):
         raise UserError(f"{what}: expected a Hub id or an existing local folder, got {name!r}")

@@ -216,6 +216,8 @@ def new_folder(output: str | None, name: str) -> Path:
     Raises a UserError if that is not possible. Hidden files do not count, such as the lock of a process that was killed
     before it had written anything.
     """
+    if output == "":
+        raise UserError("output: expected the path of a folder, got ''")
     try:
         if output is None:
             Path("runs").mkdir(exist_ok=True)
@@ -224,7 +226,7 @@ def new_folder(output: str | None, name: str) -> Path:
                 with suppress(FileExistsError):
                     folder.mkdir()
                     return folder
-        folder = Path(output or "")
+        folder = Path(output)
         folder.mkdir(parents=True, exist_ok=True)
         names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:

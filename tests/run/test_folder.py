@@ -19,7 +19,7 @@ from cory.errors import UserError
 from cory.evaluation.answer import Answerer
 from cory.hub import write_folder
 from cory.run import checkpoint
-from cory.run.folder import filled, read_rows, write_text
+from cory.run.folder import filled, new_folder, read_rows, write_text
 from study.small_models import cached
 
 __all__ = ["one"]  # a fixture
@@ -146,6 +146,12 @@ def test_an_evaluation_is_saved_before_it_is_printed(finished, settings, monkeyp
         evaluate([finished.folder], finished.task, settings)
     files = {"settings.json", "evaluation.json", "responses.jsonl", "report.html"}
     assert only(Path(settings.output)) == files
+
+
+def test_an_output_without_a_name_is_not_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"^output: .*got ''"):
+        new_folder("", "name")
 
 
 def test_names_are_given_when_all_is_filled(tmp_path):
