@@ -131,11 +131,6 @@ def test_chat_messages_that_are_no_prompt_are_named(here, prompt):
         make_task(settings(dataset="bad.jsonl", prompt_column="ask"))
 
 
-def test_a_command_without_settings_is_told_where_they_go(here):
-    with pytest.raises(UserError, match=r"^task.reward: .*--config .*--task.reward"):
-        make_task(OwnConfig())
-
-
 @pytest.mark.parametrize("names", ["watch.py:length", ["none.py:Count"]])
 def test_a_callback_is_a_class_of_a_file(here, names):
     with pytest.raises(UserError, match=r"^callbacks: "):
