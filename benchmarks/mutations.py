@@ -53,7 +53,7 @@ INTERVALS = "tests/study/test_intervals.py tests/study"
 FAULTS = [
     # The method: exchange of roles, what a role reads (Eq. 3), credit (Eq. 4), what is drawn.
     Fault(
-        "exchange_early", "cory/roles.py",
+        "exchange_early", "cory/chain.py",
         "turn = k // self.period", "turn = (k + 1) // self.period", METHOD,
     ),
     Fault(
@@ -77,7 +77,7 @@ FAULTS = [
     ),
     Fault(
         "credit_unused", "cory/trainer.py",
-        "self.update(k, chain, rollouts, rewards)", "self.update(k, chain, rollouts, task_rewards)",
+        "self.update(k, chain.agents, rollouts, rewards)", "self.update(k, chain.agents, rollouts, task_rewards)",
         f"tests/test_trainer.py {METHOD}",
     ),
     Fault(

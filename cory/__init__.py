@@ -5,13 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cory.agent import Agent, make_agents  # noqa: F401
+    from cory.chain import RoleSchedule  # noqa: F401
     from cory.config import Config, EvaluationConfig  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
     from cory.errors import UserError  # noqa: F401
     from cory.evaluation.command import evaluate  # noqa: F401
     from cory.iteration import Iteration  # noqa: F401
     from cory.models.rollout import Rollout  # noqa: F401
-    from cory.roles import RolePrompts, RoleSchedule  # noqa: F401
+    from cory.roles import RolePrompts  # noqa: F401
     from cory.run.callbacks import Callback  # noqa: F401
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
@@ -24,7 +25,7 @@ HOME = {
     "EvaluationConfig": "config",
     "Iteration": "iteration",
     "RolePrompts": "roles",
-    "RoleSchedule": "roles",
+    "RoleSchedule": "chain",
     "Rollout": "models.rollout",
     "Task": "task",
     "UserError": "errors",

@@ -3,27 +3,13 @@
 A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). docs/learners.md derives each mode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from torch import Tensor
 
 from cory.config import CreditMode
 from cory.errors import UserError
-from cory.models.text import special_tokens
-from cory.rewards import score_rollouts
-from cory.streams import Purpose
-
-if TYPE_CHECKING:
-    from cory.agent import Agent
-    from cory.iteration import Batch
-    from cory.models.rollout import Rollout
-    from cory.trainer import CoryTrainer
-
-LEAST_LOG_LIKELIHOOD = -10.0  # nats, of an answer; a smaller one counts as this
 
 
 def assign_credit(
@@ -113,55 +99,6 @@ def _share(
         case _:
             modes = ", ".join(get_args(CreditMode))
             raise UserError(f"cory.credit: expected one of {modes}, got {mode!r}")
-
-
-def rewards_without_reading(
-    trainer: CoryTrainer, k: int, chain: Sequence[Agent], batch: Batch
-) -> list[Tensor]:
-    """For counterfactual credit, each later role's (batch,) task rewards when it reads empty responses. Else none."""
-    if trainer.config.cory.credit != "counterfactual" or len(chain) == 1:
-        return []
-    generators = trainer.generators(Purpose.UNREAD, chain, k)
-    rollouts = []
-    for role in range(1, len(chain)):
-        empty = [""] * len(batch.columns_of(role)["prompt"])
-        rollouts.append(trainer.respond(chain[role], role, batch, [empty] * role, generators[role]))
-    scores = score_rollouts(trainer.task, batch, rollouts, first=1)
-    return [score.total for score in scores]
-
-
-def information_in_responses(
-    trainer: CoryTrainer, chain: Sequence[Agent], batch: Batch, rollouts: Sequence[Rollout]
-) -> list[Tensor]:
-    """For information credit, by how many nats the answer is likelier after what the second role reads than after the
-    same with the response to another query: (batch,) of the second role. Else none.
-
-    Answers are those of the dataset's column `answer`; likelihoods are the second role's agent's, before its update,
-    and at least `LEAST_LOG_LIKELIHOOD`.
-    """
-    if trainer.config.cory.credit != "information" or len(chain) == 1:
-        return []
-    first, second = rollouts
-    reader = chain[1]
-    columns = batch.columns_of(1)
-
-    # The same prompts with the first response of a chain that answers another query.
-    chains = trainer.config.chains_per_query
-    moved = [*first.completions[-chains:], *first.completions[:-chains]]
-    prompts = trainer.task.prompts_of_role(
-        1,
-        columns,
-        batch.earlier_responses(1, [replace(first, completions=moved)]),
-        reader.encode,
-        special_tokens(reader.tokenizer),
-        reader.context_length,
-        trainer.max_new_tokens(1, batch),
-    )
-
-    answers = columns["answer"]
-    likelihoods = reader.log_likelihoods([*second.prompts, *prompts], [*answers, *answers])
-    after_own, after_other = likelihoods.clamp(min=LEAST_LOG_LIKELIHOOD).chunk(2)
-    return [after_own - after_other]
 
 
 def per_response(values: Tensor, like: Tensor) -> Tensor:

@@ -1,60 +1,22 @@
 """What an iteration starts from, and what comes of it."""
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any
 
 import torch
 
 from cory.agent import Agent
+from cory.batch import Batch, repeated
 from cory.config import Config
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.streams import response_limit
-
-if TYPE_CHECKING:
-    from cory.task import Task
-
-T = TypeVar("T")
+from cory.task import Task
 
 
-class Batch(NamedTuple):
-    """Queries to answer.
-
-    columns: of the task's data, a row for each response of the first role. max_new_tokens: longest response of roles
-    without a limit of their own. branches: responses of the second role to each of the first (`Config.branches`).
-    branch_columns: a row for each response of the second role, where the rows of a query differ
-    (`Task.rows_per_query`); `columns` has the first row of each query. None: branches have the row of their query.
-    """
-
-    columns: dict[str, list[Any]]
-    max_new_tokens: int
-    branches: int = 1
-    branch_columns: dict[str, list[Any]] | None = None
-
-    def branches_of(self, role: int) -> int:
-        """How many rows of a role answer the same response of the role before."""
-        # Only two-role chains branch: `Config.check` refuses others.
-        return self.branches if role == 1 else 1
-
-    def columns_of(self, role: int) -> dict[str, list[Any]]:
-        """The columns with a row for each response of a role."""
-        if role == 1 and self.branch_columns is not None:
-            return dict(self.branch_columns)
-        return {
-            name: repeated(values, self.branches_of(role)) for name, values in self.columns.items()
-        }
-
-    def earlier_responses(self, role: int, rollouts: Sequence[Rollout]) -> list[list[str]]:
-        """The responses of each role before `role`, with a row for each response of `role`."""
-        return [
-            repeated(rollout.completions, self.branches_of(role)) for rollout in rollouts[:role]
-        ]
-
-
-def draw_batch(task: "Task", config: Config, k: int) -> Batch:
+def draw_batch(task: Task, config: Config, k: int) -> Batch:
     """This process's part of the queries of iteration `k`, each as often as its group has chains."""
     rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
 
@@ -76,11 +38,6 @@ def draw_batch(task: "Task", config: Config, k: int) -> Batch:
         config.seed, k, sampling.min_new_tokens, sampling.max_new_tokens
     )
     return Batch(columns, max_new_tokens, config.branches, branch_columns)
-
-
-def repeated(values: Sequence[T], times: int) -> list[T]:
-    """Each of the values so many times, one after the other."""
-    return [value for value in values for _ in range(times)]
 
 
 @dataclass

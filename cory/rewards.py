@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import (
@@ -33,16 +33,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from cory.batch import Batch
 from cory.errors import UserError
 from cory.models.load import LOADING, find, first_line, load_model
+from cory.models.rollout import Rollout
 from cory.models.text import special_tokens, without
 from cory.models.window import pad
 from cory.parallel.devices import to_device
-
-if TYPE_CHECKING:
-    from cory.iteration import Batch
-    from cory.models.rollout import Rollout
-    from cory.task import Task
 
 Function = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]
@@ -154,9 +151,9 @@ def score_chains(
 
 
 def score_rollouts(
-    task: "Task", batch: "Batch", rollouts: Sequence["Rollout"], first: int = 0
+    reward: Rewards, batch: Batch, rollouts: Sequence[Rollout], first: int = 0
 ) -> list[Scores]:
-    """Each role's rewards, (batch,): all roles' responses in one call, so in one pass of a reward model.
+    """Returns each role's rewards, (batch,): all roles' responses in one call, so in one pass of a reward model.
 
     The reward function sees the dataset's columns, as `completion_ids` the tokens of each response and, as `role`,
     its role, counted from `first`.
@@ -171,19 +168,21 @@ def score_rollouts(
         for name, values in batch.columns_of(role).items():
             columns[name] += values
     prompts = columns.pop("prompt")
-    scores = score_by_function(task.reward, prompts, completions, columns)
+    scores = score_by_function(reward, prompts, completions, columns)
     return scores.split([len(rollout.completions) for rollout in rollouts])
 
 
-def score_team(task: "Task", batch: "Batch", rollouts: Sequence["Rollout"]) -> torch.Tensor | None:
-    """The team rewards of whole chains, one for each response of the last role; None if the task has none."""
-    if task.team is None:
+def score_team(
+    team: Reward | None, batch: Batch, rollouts: Sequence[Rollout]
+) -> torch.Tensor | None:
+    """Returns the team rewards of whole chains, one for each response of the last role; None without a team reward."""
+    if team is None:
         return None
     last = len(rollouts) - 1
     columns = batch.columns_of(last)
     prompts = columns.pop("prompt")
     responses = [*batch.earlier_responses(last, rollouts), rollouts[last].completions]
-    return score_chains(task.team, prompts, list(zip(*responses, strict=True)), columns)
+    return score_chains(team, prompts, list(zip(*responses, strict=True)), columns)
 
 
 def measure_responses(

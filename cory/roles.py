@@ -1,4 +1,4 @@
-"""Roles: what each reads (knowledge transfer, Eq. 3), and who has which (role exchange, Eq. 5)."""
+"""What each role of a chain reads: templates and their placeholders (knowledge transfer, Eq. 3)."""
 
 import string
 from collections.abc import Iterable, Mapping, Sequence
@@ -194,28 +194,3 @@ class RolePrompts:
             values["responses"] = "\n\n".join(responses)
         text = fill(self.template(role), values)  # Eq. 3
         return text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
-
-
-@dataclass(frozen=True)
-class RoleSchedule:
-    """Roles are positions in the chain: 0 is the pioneer, 1 the observer, and so on for longer chains.
-
-    An exchange only changes which agent holds which role, so nothing is copied and no state is lost.
-
-    Args:
-        num_agents: number of agents. period: iterations between exchanges (T_REx); 0 for never.
-        length: roles in the chain; 0 for as many as agents. With more, an agent holds several roles.
-    """
-
-    num_agents: int
-    period: int
-    length: int = 0
-
-    def order(self, k: int) -> tuple[int, ...]:
-        """The agents by role at iteration `k` (from 0): `order(k)[0]` is the index of the pioneer.
-
-        Every `period` iterations the chain turns by one place: with two agents the roles are swapped.
-        """
-        n, length = self.num_agents, self.length or self.num_agents
-        turn = k // self.period if self.period else 0
-        return tuple((role + turn) % n for role in range(length))  # Eq. 5

@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,17 +9,17 @@ import torch
 from datasets import Dataset
 
 from cory.agent import Agent
+from cory.batch import Batch
+from cory.chain import Chain, RoleSchedule, role_generators
 from cory.config import Config
-from cory.credit import assign_credit, information_in_responses, rewards_without_reading
+from cory.credit import assign_credit
 from cory.errors import NotFinite, UserError
-from cory.iteration import Batch, Iteration, draw_batch
+from cory.iteration import Iteration, draw_batch
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
-from cory.models.text import special_tokens
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.rewards import score_rollouts, score_team
-from cory.roles import RoleSchedule
 from cory.run.callbacks import (
     Callback,
     EarlyStopping,
@@ -157,32 +156,24 @@ class CoryTrainer:
         started = time.perf_counter()
         seconds: dict[str, float] = {}
         self._restart_learners(k)
-        chain = [self.agents[index] for index in self.schedule.order(k)]  # Eq. 5
+        chain = self.chain(k)
         batch = draw_batch(self.task, self.config, k)
 
         # The pioneer answers the query; every later role also reads the response before it (Eq. 3).
         with timed(seconds, "generate"):
-            rollouts = self.roll_out(chain, batch, self.generators(Purpose.SAMPLING, chain, k))
+            rollouts = chain.roll_out(batch, self._generators(Purpose.SAMPLING, k))
 
         # Every role's own task reward, the chain's if there is one, and what a role is trained on, by `cory.credit`
         # (Eq. 4 for `collective`).
         with timed(seconds, "reward"):
-            scores = score_rollouts(self.task, batch, rollouts)
+            scores = score_rollouts(self.task.reward, batch, rollouts)
             task_rewards = [score.total for score in scores]
-            team_rewards = score_team(self.task, batch, rollouts)
-            unread_rewards = rewards_without_reading(self, k, chain, batch)
-            rewards = assign_credit(
-                task_rewards,
-                self.config.cory.credit,
-                self.config.cory.weight,
-                unread_rewards,
-                team_rewards,
-                information_in_responses(self, chain, batch, rollouts),
-            )
+            team_rewards = score_team(self.task.team, batch, rollouts)
+            rewards = self._assign_credit(k, chain, batch, rollouts, task_rewards, team_rewards)
 
         iteration = Iteration(
             index=k,
-            chain=chain,
+            chain=list(chain.agents),
             batch=batch,
             rollouts=rollouts,
             task_rewards=task_rewards,
@@ -199,7 +190,7 @@ class CoryTrainer:
 
         # Each agent learns from its own responses.
         with timed(seconds, "learn"):
-            iteration.stats = self.update(k, chain, rollouts, rewards)
+            iteration.stats = self.update(k, chain.agents, rollouts, rewards)
 
         with timed(seconds, "record"):
             iteration.records = measure(self, iteration)
@@ -207,62 +198,38 @@ class CoryTrainer:
         iteration.timings = timings(iteration, seconds)
         return iteration
 
-    def generators(
-        self, purpose: Purpose, chain: Sequence[Agent], k: int = 0, rank: int | None = None
-    ) -> list[torch.Generator]:
-        """A generator for each role's responses, in iteration `k`, of the process `rank` (by default this one)."""
-        if rank is None:
-            rank = distributed.rank()
-        streams = [
-            Stream(self.config.seed, purpose, k, role=role, process=rank)
-            for role in range(len(chain))
-        ]
-        return [stream.torch() for stream in streams]
+    def chain(self, k: int) -> Chain:
+        """Returns the chain of iteration `k`: the agents in their roles (Eq. 5)."""
+        agents = [self.agents[index] for index in self.schedule.order(k)]
+        return Chain(agents, self.task, self.config.cory.knowledge_transfer)
 
-    def roll_out(
-        self, chain: Sequence[Agent], batch: Batch, generators: Sequence[torch.Generator]
-    ) -> list[Rollout]:
-        """Each role's responses; from the second role on, an agent reads those of the roles before
-        (Eq. 3).
+    def _generators(self, purpose: Purpose, k: int) -> list[torch.Generator]:
+        """Returns this process's generators of an iteration, one for each role."""
+        roles = self.config.cory.num_roles
+        return role_generators(self.config.seed, purpose, roles, k, distributed.rank())
 
-        `generators`: one for each role, which draws the tokens of its responses.
-        """
-        rollouts: list[Rollout] = []
-        for role, agent in enumerate(chain):
-            responses = None
-            if role > 0 and self.config.cory.knowledge_transfer:
-                responses = batch.earlier_responses(role, rollouts)
-            # Eq. 3: a_1 ~ pi_1(. | s_0), a_2 ~ pi_2(. | s_0, a_1)
-            rollouts.append(self.respond(agent, role, batch, responses, generators[role]))
-        return rollouts
-
-    def respond(
+    def _assign_credit(
         self,
-        agent: Agent,
-        role: int,
+        k: int,
+        chain: Chain,
         batch: Batch,
-        responses: Sequence[Sequence[str]] | None,
-        generator: torch.Generator,
-    ) -> Rollout:
-        """The responses of `agent` as `role`. `responses`: of each earlier role; None: it answers the query alone."""
-        max_new_tokens = self.max_new_tokens(role, batch)
-        prompts = self.task.prompts_of_role(
-            role,
-            batch.columns_of(role),
-            responses,
-            agent.encode,
-            special_tokens(agent.tokenizer),
-            agent.context_length,
-            max_new_tokens,
+        rollouts: Sequence[Rollout],
+        task_rewards: Sequence[torch.Tensor],
+        team_rewards: torch.Tensor | None,
+    ) -> list[torch.Tensor]:
+        """Returns what each role is trained on, (batch,), with what its mode of credit measures besides."""
+        mode = self.config.cory.credit
+        unread_rewards: list[torch.Tensor] = []
+        information: list[torch.Tensor] = []
+        if mode == "counterfactual" and len(chain.agents) > 1:
+            unread = chain.roll_out_unread(batch, self._generators(Purpose.UNREAD, k))
+            scores = score_rollouts(self.task.reward, batch, unread, first=1)
+            unread_rewards = [score.total for score in scores]
+        if mode == "information" and len(chain.agents) > 1:
+            information = [chain.information(batch, rollouts, self.config.chains_per_query)]
+        return assign_credit(
+            task_rewards, mode, self.config.cory.weight, unread_rewards, team_rewards, information
         )
-        stop = self.task.prompts.settings(role).stop
-        rollout = agent.respond(prompts, max_new_tokens, generator, stop)
-        name = self.task.prompts.name(role)
-        return replace(rollout, role=name, branches=batch.branches_of(role))
-
-    def max_new_tokens(self, role: int, batch: Batch) -> int:
-        """The most tokens of a role's responses: its own limit, or the batch's."""
-        return self.task.prompts.settings(role).max_new_tokens or batch.max_new_tokens
 
     def update(
         self,

@@ -10,7 +10,7 @@ from test_credit import spy
 from test_questions import PROMPTS, make_questions, rows_of
 
 import cory.agent
-import cory.credit
+import cory.chain
 from cory.agent import make_agents
 from cory.config import CoryConfig, LoraConfig, SamplingConfig
 from cory.errors import UserError
@@ -181,7 +181,7 @@ def by_hand(config, batch, rollouts, agent):
 )
 def test_the_first_role_earns_what_it_tells_about_the_answer(config, changes, monkeypatch):
     """Under the reader's weights before its update; of the rows' mean where there are several."""
-    monkeypatch.setattr(cory.credit, "LEAST_LOG_LIKELIHOOD", FLOOR)
+    monkeypatch.setattr(cory.chain, "LEAST_LOG_LIKELIHOOD", FLOOR)
     chain = replace(changes.get("cory", INFORMATION), weight=0.5)
     trainer = make_questions(replace(config, **changes | {"cory": chain}))
     for agent in trainer.agents:
@@ -215,7 +215,7 @@ def test_one_answer_gives_at_most_so_much(config, monkeypatch):
     monkeypatch.setattr(trainer.agents[1], "log_likelihoods", lambda prompts, texts: far)
     iteration = trainer.iteration(0)
     gained = iteration.rewards[0] - iteration.task_rewards[0]
-    assert cory.credit.LEAST_LOG_LIKELIHOOD == -10.0
+    assert cory.chain.LEAST_LOG_LIKELIHOOD == -10.0
     torch.testing.assert_close(gained, torch.tensor([9.0, -9.0, 9.0, 0.0] * 2))
 
 

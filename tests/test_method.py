@@ -6,13 +6,14 @@ import statistics
 import pytest
 import torch
 
+from cory.chain import RoleSchedule
 from cory.credit import assign_credit
 from cory.metrics import (
     distinct,
     distinct_interval,
     mean_interval,
 )
-from cory.roles import RolePrompts, RoleSchedule
+from cory.roles import RolePrompts
 
 
 def test_roles_follow_algorithm_1():

@@ -15,12 +15,14 @@ import datasets
 from tqdm import tqdm
 
 from cory.agent import Agent
+from cory.batch import Batch
+from cory.chain import Chain, role_generators
 from cory.code_files import as_list, load
 from cory.config import HELD_OUT_REWARDS, Config
 from cory.errors import UserError, counted
 from cory.hub import model_card
 from cory.identity import row_keys, share_in_training
-from cory.iteration import Batch, Iteration
+from cory.iteration import Iteration
 from cory.parallel import distributed
 from cory.rewards import score_rollouts, score_team
 from cory.run.folder import BEST, SUMMARY, filled, write_text
@@ -127,8 +129,7 @@ class HeldOut(Callback):
             f"{100 * share:.3g} % of them also in training"
         )
         if trainer.state.iteration == 0:
-            order = trainer.schedule.order(0)
-            self.before = self._measure(trainer, [trainer.agents[index] for index in order])
+            self.before = self._measure(trainer, trainer.chain(0))
 
     def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
         if trainer.eval_dataset is None:
@@ -138,18 +139,18 @@ class HeldOut(Callback):
                 for name, reward in self.before[record["role"]].items():
                     record[f"{name}_before"] = reward
         if (iteration.index + 1) % trainer.config.eval_every == 0:
-            by_role = self._measure(trainer, iteration.chain)
+            by_role = self._measure(trainer, trainer.chain(iteration.index))
             for record in iteration.records:
                 record |= by_role[record["role"]]
         if self.seconds:
             iteration.timings["seconds_evaluate"] = round(self.seconds, 6)
             self.seconds = 0.0
 
-    def _measure(self, trainer: CoryTrainer, chain: Sequence[Agent]) -> dict[str, dict[str, float]]:
+    def _measure(self, trainer: CoryTrainer, chain: Chain) -> dict[str, dict[str, float]]:
         """Each role's rewards by name."""
         started = time.perf_counter()
         assert trainer.eval_dataset is not None
-        task_rewards, team_reward = evaluate(trainer, chain, trainer.eval_dataset)
+        task_rewards, team_reward = mean_rewards(chain, trainer.eval_dataset, trainer.config)
         of_team = {} if team_reward is None else {"eval_team_reward": team_reward}
         by_role = {
             trainer.task.prompts.name(role): {"eval_task_reward": reward, **of_team}
@@ -161,30 +162,29 @@ class HeldOut(Callback):
         return by_role
 
 
-def evaluate(
-    trainer: CoryTrainer, chain: Sequence[Agent], dataset: datasets.Dataset
+def mean_rewards(
+    chain: Chain, dataset: datasets.Dataset, config: Config
 ) -> tuple[list[float], float | None]:
-    """Each role's mean task reward on the rows of a dataset, which the chain answers, and the mean
-    team reward; None without one.
-    """
-    config = trainer.config
-    world_size = distributed.world_size()
-    own_rows = list(range(len(dataset))[distributed.rank() :: world_size])
+    """Returns each role's mean task reward on the rows of a dataset, and the mean team reward; None without one."""
+    task = chain.task
+    rank, world_size = distributed.rank(), distributed.world_size()
+    own_rows = list(range(len(dataset))[rank::world_size])
     batch_size = config.ppo.batch_size // world_size
 
-    generators = trainer.generators(Purpose.HELD_OUT, chain)
-    task_rewards: list[list[float]] = [[] for _ in chain]
+    num_roles = len(chain.agents)
+    generators = role_generators(config.seed, Purpose.HELD_OUT, num_roles, rank=rank)
+    task_rewards: list[list[float]] = [[] for _ in range(num_roles)]
     team_rewards: list[float] = []
     for start in range(0, len(own_rows), batch_size):
         batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
-        rollouts = trainer.roll_out(chain, batch, generators)
-        for role, scores in enumerate(score_rollouts(trainer.task, batch, rollouts)):
+        rollouts = chain.roll_out(batch, generators)
+        for role, scores in enumerate(score_rollouts(task.reward, batch, rollouts)):
             task_rewards[role] += scores.total.tolist()
-        of_team = score_team(trainer.task, batch, rollouts)
+        of_team = score_team(task.team, batch, rollouts)
         if of_team is not None:
             team_rewards += of_team.tolist()
     means = [statistics.fmean(distributed.gather_rows(rewards)) for rewards in task_rewards]
-    if trainer.task.team is None:
+    if task.team is None:
         return means, None
     return means, statistics.fmean(distributed.gather_rows(team_rewards))
 
@@ -244,30 +244,32 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
     rows = [query * size + query % size for query in range(queries)]  # one of each query
     batch = Batch(trainer.task.dataset[rows], config.sampling.max_new_tokens)
 
-    first_chain = [trainer.agents[index] for index in trainer.schedule.order(0)]
+    first_chain = trainer.chain(0)
     own_prompts = any(role.prompt is not None for role in config.roles)
     solo = trainer.agents
     if own_prompts and config.cory.exchange_period == 0:
-        solo = first_chain[:1]
-    chains = {agent.name: [agent] for agent in solo}
+        solo = list(first_chain.agents[:1])
+    chains = {agent.name: Chain([agent], trainer.task) for agent in solo}
     if config.cory.num_roles > 1:
         chains["chain"] = first_chain
 
     samples = {}
     for name, chain in chains.items():
         # All processes answer all of these queries, so they draw the same random numbers.
-        generators = trainer.generators(Purpose.SAMPLES, chain, rank=0)
-        whole = len(chain) == config.cory.num_roles  # else it has no team reward
-        rollouts = trainer.roll_out(chain, batch, generators)
-        task_rewards = [scores.total for scores in score_rollouts(trainer.task, batch, rollouts)]
+        num_roles = len(chain.agents)
+        generators = role_generators(config.seed, Purpose.SAMPLES, num_roles)
+        whole = num_roles == config.cory.num_roles  # else it has no team reward
+        rollouts = chain.roll_out(batch, generators)
+        scores = score_rollouts(trainer.task.reward, batch, rollouts)
+        task_rewards = [of_role.total for of_role in scores]
         samples[name] = describe(
-            chain,
+            chain.agents,
             batch.columns,
             rollouts,
             task_rewards,
             slice(None),
             trainer.task.columns_read(),
-            score_team(trainer.task, batch, rollouts) if whole else None,
+            score_team(trainer.task.team, batch, rollouts) if whole else None,
         )
     return samples
 

@@ -43,14 +43,25 @@ class Interrupt(Callback):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
+def plan(monkeypatch, rewards_after):
+    """Held-out rewards are a function of the number of iterations before them."""
+    measure = callbacks.HeldOut._measure
+    done = []
+
+    def counted(held_out, trainer, chain):
+        done.append(trainer.state.iteration)
+        return measure(held_out, trainer, chain)
+
+    monkeypatch.setattr(callbacks.HeldOut, "_measure", counted)
+    monkeypatch.setattr(
+        callbacks, "mean_rewards", lambda chain, rows, config: rewards_after(done[-1])
+    )
+
+
 @pytest.fixture
 def planned(monkeypatch):
     """Held-out rewards are those of HELD_OUT."""
-
-    def evaluate(trainer, chain, rows):
-        return [[0.5, *HELD_OUT][trainer.state.iteration]] * 2, None
-
-    monkeypatch.setattr(callbacks, "evaluate", evaluate)
+    plan(monkeypatch, lambda done: ([[0.5, *HELD_OUT][done]] * 2, None))
 
 
 def train(config, callback=None, **changes):
@@ -106,11 +117,7 @@ def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):
 
 def test_the_team_reward_counts(config, monkeypatch):
     """Beside a team reward alone, every task reward is 0."""
-    monkeypatch.setattr(
-        callbacks,
-        "evaluate",
-        lambda trainer, chain, rows: ([0.0, 0.0], [0.5, *HELD_OUT][trainer.state.iteration]),
-    )
+    plan(monkeypatch, lambda done: ([0.0, 0.0], [0.5, *HELD_OUT][done]))
     run = train(config)
     reached = {"iterations": 2, "eval_task_reward": 0.0, "eval_team_reward": 3.0}
     assert summary_of(run)["iterations"] == 4 and summary_of(run)["best"] == reached

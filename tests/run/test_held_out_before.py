@@ -35,7 +35,7 @@ def evaluating(config):
 
 def test_it_stands_in_the_first_iterations_lines(evaluating):
     trainer = make_trainer(evaluating)
-    untrained = callbacks.evaluate(trainer, trainer.agents, trainer.eval_dataset)[0]
+    untrained = callbacks.mean_rewards(trainer.chain(0), trainer.eval_dataset, evaluating)[0]
     records = read_rows(trainer.train().folder / "metrics.jsonl")
     assert [record["eval_task_reward_before"] for record in records[:2]] == untrained
     assert not any("eval_task_reward_before" in record for record in records[2:])
@@ -58,11 +58,13 @@ def test_a_resumed_run_equals_an_unbroken_one_and_does_not_measure_again(
     with pytest.raises(Interrupted):
         make_trainer(broken, callbacks=[Interrupt(iteration)]).train()
     measured = []
-    evaluate = callbacks.evaluate
+    measure = callbacks.HeldOut._measure
     monkeypatch.setattr(
-        callbacks,
-        "evaluate",
-        lambda trainer, *rest: measured.append(trainer.state.iteration) or evaluate(trainer, *rest),
+        callbacks.HeldOut,
+        "_measure",
+        lambda held_out, trainer, chain: (
+            measured.append(trainer.state.iteration) or measure(held_out, trainer, chain)
+        ),
     )
     again = replace(broken, resume=broken.output)
     resumed = make_trainer(again, callbacks=[Callback()]).train().folder
@@ -72,11 +74,9 @@ def test_a_resumed_run_equals_an_unbroken_one_and_does_not_measure_again(
 
 def test_a_run_that_never_gets_better_keeps_the_untrained_agents(evaluating, monkeypatch):
     """Not the first one that was measured after an update."""
-    planned = [1.52, 1.4, 1.58]
+    planned = iter([1.52, 1.4, 1.58])
     monkeypatch.setattr(
-        callbacks,
-        "evaluate",
-        lambda trainer, chain, rows: ([planned[trainer.state.iteration // 2]] * 2, None),
+        callbacks, "mean_rewards", lambda chain, rows, config: ([next(planned)] * 2, None)
     )
     config = replace(evaluating, guards=GuardsConfig(patience=1))
     trainer = make_trainer(config)
