@@ -208,8 +208,9 @@ def accepted_columns(label: str, function: Function, columns: Collection[str]) -
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # no function; a builtin such as `max`
-        expected = "a function with named parameters"
-        raise UserError(f"{label}: expected {expected}, got {function!r}") from None
+        raise UserError(
+            f"{label}: expected a function with named parameters, got {function!r}"
+        ) from None
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     missing = [p.name for p in named if p.default is p.empty and p.name not in columns]
     missing += [f"{p.name} (positional-only)" for p in parameters if p.kind is p.POSITIONAL_ONLY]
