@@ -108,11 +108,9 @@ class Arguments(argparse.ArgumentParser):
         words = sys.argv[1:] if argv is None else argv
         flags = [word.partition("=")[0] for word in words]
         for action in self._actions:
-            count = sum(flags.count(option) for option in action.option_strings)
-            if count > 1 and not isinstance(action, argparse._AppendAction):
-                raise UserError(
-                    f"{action.dest}: expected one {action.option_strings[0]}, got {count}"
-                )
+            twice = sum(flags.count(option) for option in action.option_strings) > 1
+            if twice and not isinstance(action, argparse._AppendAction):
+                raise UserError(f"{action.dest}: expected this flag once, got it several times")
         parsed, rest = self.parse_known_args(words)
         for word in rest:
             if word.startswith("--"):

@@ -4,11 +4,11 @@ Parquet, folders that `datasets` has saved and the Hub are read by `datasets`. I
 of a text such as 2026-01-31 in JSON, and a number of 007 in CSV; these are read here, row by row.
 """
 
-import bisect
 import csv
 import gzip
 import json
 import re
+from bisect import bisect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -101,10 +101,12 @@ def _read(name: str, split: str, subset: str | None) -> datasets.Dataset:
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     for name, values in columns.items():
         if not _fit_together(values):
-            ends = range(1, len(values) + 1)
-            end = bisect.bisect_left(ends, True, key=lambda end: not _fit_together(values[:end]))
+            # The number of rows that still fit together.
+            index = bisect(
+                range(1, len(values)), 0, key=lambda end: not _fit_together(values[:end])
+            )
             raise UserError(
-                f"row {end + 1}, column {name!r}: expected a value of the type of earlier rows, got {values[end]!r}"
+                f"row {index + 1}, column {name!r}: expected a value of the type of earlier rows, got {values[index]!r}"
             )
     return datasets.Dataset.from_dict(columns)
 

@@ -226,7 +226,7 @@ def new_folder(output: str | None, name: str) -> Path:
                 with suppress(FileExistsError):
                     folder.mkdir()
                     return folder
-        folder = Path(output or name)  # never None here
+        folder = Path(output or "")
         folder.mkdir(parents=True, exist_ok=True)
         names = [path.name for path in folder.iterdir() if not path.name.startswith(".")]
     except OSError as error:
