@@ -81,8 +81,9 @@ def test_heads_that_want_equally_many_end_tokens_score_one_text_at_a_time(tmp_pa
     transformers.BartForSequenceClassification(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     reward = Classifier(str(tmp_path))
-    alone = [reward([""], [text])[0] for text in (end, end + end)]
-    assert reward(["", ""], [end, end + end]) == pytest.approx(alone)
+    # In the prompts, as a response loses the classifier's special tokens.
+    alone = [reward([text], [""])[0] for text in (end, end + end)]
+    assert reward([end, end + end], ["", ""]) == pytest.approx(alone)
 
 
 def test_imdb_takes_any_head(tmp_path):
