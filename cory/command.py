@@ -110,7 +110,9 @@ class Arguments(argparse.ArgumentParser):
         for action in self._actions:
             twice = sum(flags.count(option) for option in action.option_strings) > 1
             if twice and not isinstance(action, argparse._AppendAction):
-                raise UserError(f"{action.dest}: expected this flag once, got it several times")
+                print(
+                    f"--{action.dest} is given several times; the last one counts", file=sys.stderr
+                )
         parsed, rest = self.parse_known_args(words)
         for word in rest:
             if word.startswith("--"):

@@ -130,10 +130,7 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
         if words[2] == "study.experiment" and not PLACEHOLDER.search(words[3]):
             monkeypatch.chdir(ROOT)
             try:
-                own = words[3:]  # a flag may stand once
-                own += [] if "--dry-run" in own else ["--dry-run"]
-                own += [] if "--runs" in own else ["--runs", str(tmp_path)]
-                experiment(own)
+                experiment([*words[3:], "--dry-run", "--runs", str(tmp_path)])
             except UserError as error:
                 if "got 'examples/" in str(error):
                     pytest.skip("the example's data have not been made")
