@@ -38,7 +38,7 @@ tables: $(VENV)/.installed    ## writes the tables of README, docs and results f
 	$(RUN) -m study.tables $(FLAGS)
 
 check-results: $(VENV)/.installed  ## repeats the first records of every folder of results that keeps its first run
-	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(RUN) -m study.check_results
+	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(RUN) -m results.check
 
 test-pythons:                 ## $(SHORT) under each of $(PYTHONS) that PATH has, in .venv-3.12, .venv-3.13; torch is a large download
 	@failed=; for python in $(PYTHONS); do \

@@ -1,7 +1,7 @@
 """The toy setting's world: word problems from templates, and a small language model that was trained on them.
 
-The model is shipped in `weights/` beside this file (`make_weights.py` makes it); the problems are generated, the same
-everywhere. They have GSM8K's form, one to three steps and small numbers; answers leave out its <<calculator>>
+The model is shipped in `weights/` beside this file (`toys/make_gsm8k_toy.py` makes it); the problems are generated, the
+same everywhere. They have GSM8K's form, one to three steps and small numbers; answers leave out its <<calculator>>
 annotations. The language model has learnt from solutions of which two in five go wrong, by a guess without steps or a
 wrong operation at one step, so that it knows more than it shows, as a pre-trained LLM does: RL can raise how often it
 works a problem out. In the observer's prompt form a right solution is mostly followed and a wrong one mostly mended, so

@@ -1,15 +1,14 @@
 """The toy setting's world: short film reviews from a small grammar, and small models that were trained on them.
 
-The models are shipped in `weights/` beside this file (`make_weights.py` makes them). The reviews are generated, the
-same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier has
-learnt the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text
+The models are shipped in `weights/` beside this file (`toys/make_imdb_toy.py` makes them). The reviews are generated,
+the same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier
+has learnt the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text
 continues one mood better than quoted. So a better response helps its reader, as it does for a pre-trained LLM.
 """
 
 import hashlib
 import os
 import random
-import shlex
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -160,8 +159,8 @@ def folder(name: str) -> str:
     if name == "tiny_large":
         if not LARGE.exists():
             raise UserError(
-                "model.name: tiny_large is not shipped. To make it: "
-                f"python {shlex.quote(os.path.relpath(SHIPPED.parent / 'make_weights.py'))} tiny_large"
+                "model.name: tiny_large is not shipped. To make it, in a checkout of the repository: "
+                "python -m toys.make_imdb_toy tiny_large"
             )
         return str(LARGE)
     return str(POLICY) if name == "tiny" else name

@@ -1,1 +1,1 @@
-"""What a scientific statement about runs needs: experiments, comparisons, claims. `cory` never imports it."""
+"""What a scientific statement about runs needs: experiments, comparisons, tables. `cory` never imports it."""

@@ -25,10 +25,10 @@ from cory.command import Arguments, main
 from cory.errors import UserError, counted
 from cory.identity import is_local
 from cory.run.folder import locked
-from study import check_results, engines
+from study import engines, first_run
 from study.compare import verdicts, write_page
 from study.experiment_file import read_experiment
-from study.plan import ROOT, Planned, is_single, plan
+from study.plan import ROOT, Planned, checkout_file, is_single, plan
 from study.results import Results
 from study.run_evaluation import RunEvaluation
 
@@ -140,17 +140,15 @@ def _make(
 def _finish(item: Planned, results: Results, args: argparse.Namespace) -> None:
     """Evaluates a run that has ended, writes its rows, and removes its checkpoints.
 
-    The first run that is made for a folder is kept to be repeated (`study/check_results.py`); not on a cluster, whose
+    The first run that is made for a folder is kept to be repeated (`study/first_run.py`); not on a cluster, whose
     machines may differ.
 
     Raises:
         UserError: the evaluation failed; the checkpoints stay.
     """
     results.add_run(item)
-    if args.engine == "local" and not (results.out / check_results.FIRST_RUN).exists():
-        check_results.keep(
-            item.folder, results.out, _threads(args) or check_results.default_threads()
-        )
+    if args.engine == "local" and not (results.out / first_run.FIRST_RUN).exists():
+        first_run.keep(item.folder, results.out, _threads(args) or first_run.default_threads())
     shutil.rmtree(item.folder / "checkpoints", ignore_errors=True)
     evaluation = results.evaluation
     is_start = any(
@@ -162,9 +160,14 @@ def _finish(item: Planned, results: Results, args: argparse.Namespace) -> None:
 
 
 def _make_missing_models(planned: Sequence[Planned]) -> None:
-    """Trains the larger policy of the toy setting, which is not shipped, if a run names it."""
+    """Trains the larger policy of the toy setting, which is not shipped, if a run names it.
+
+    Raises:
+        UserError: there is no checkout, whose `toys/` trains it.
+    """
     if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
-        command = [sys.executable, "imdb_train/make_weights.py", "tiny_large"]
+        checkout_file("toys/make_imdb_toy.py", "model.name tiny_large")
+        command = [sys.executable, "-m", "toys.make_imdb_toy", "tiny_large"]
         subprocess.run(command, cwd=ROOT, check=True)
 
 

@@ -40,7 +40,7 @@ from cory.roles import RolePrompts
 from cory.run import plots
 from cory.run.folder import read_rows
 from cory.task import Task
-from study.small_models import train_tokenizer
+from toys.small_models import train_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 EXIT = sys.exit

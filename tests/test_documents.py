@@ -209,7 +209,17 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, comman
 def test_the_layout_names_every_file_of_code_and_none_that_is_gone():
     block = (ROOT / "docs/layout.md").read_text().split("```")[1]
     named = set(re.findall(r"[\w-]+(?:\.md)?\.(?:py|html|css|js|jinja|ipynb)\b", block))
-    folders = ("cory", "study", "imdb_train", "gsm8k_train", "benchmarks", "docs", "notebooks")
+    folders = (
+        "cory",
+        "study",
+        "imdb_train",
+        "gsm8k_train",
+        "toys",
+        "results",
+        "benchmarks",
+        "docs",
+    )
+    folders += ("notebooks",)
     files = {path.name for folder in folders for path in (ROOT / folder).rglob("*.*")}
     code = {name for name in files if name.endswith(".py") and not name.startswith("__")}
     assert named - files == set()

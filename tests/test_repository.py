@@ -82,7 +82,7 @@ def test_environments_agree():
 
 SOURCES = [
     path
-    for folder in ("cory", "study", "imdb_train", "gsm8k_train")
+    for folder in ("cory", "study", "imdb_train", "gsm8k_train", "toys", "results")
     for path in ROOT.glob(f"{folder}/**/*.py")
 ]
 
@@ -117,7 +117,9 @@ def libraries(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(path)}
 
 
-@pytest.mark.parametrize("folder", ["cory", "study", "imdb_train", "gsm8k_train", "tests"])
+@pytest.mark.parametrize(
+    "folder", ["cory", "study", "imdb_train", "gsm8k_train", "toys", "results", "tests"]
+)
 def test_what_is_imported_is_a_stated_dependency(folder):
     of_project = {path.stem for path in [*ROOT.glob("*"), *ROOT.glob("tests/**/*.py")]}
     packages = set().union(*(libraries(path) for path in ROOT.glob(f"{folder}/**/*.py")))
@@ -150,6 +152,8 @@ ORDER = [
     "study",
     "imdb_train",
     "gsm8k_train",
+    "toys",
+    "results",
 ]
 
 
@@ -180,6 +184,13 @@ def test_lower_folders_import_of_the_top_level_what_imports_no_folder(lower):
         for other in GRAPH[name] if folder(name) == lower else ():
             if folder(other) == "cory":
                 assert {folder(each) for each in reached(other)} <= {"cory"}, (name, other)
+
+
+def test_what_is_in_the_wheel_imports_nothing_that_is_not():
+    packages = set(PYPROJECT["tool"]["setuptools"]["packages"])
+    for name in GRAPH:
+        if folder(name) in packages:
+            assert {folder(other) for other in GRAPH[name]} <= packages, name
 
 
 def test_tasks_stand_side_by_side():

@@ -23,8 +23,8 @@ from rewards import ORDERS, WINDS, right_call
 
 from cory.command import main
 from cory.roles import fill
-from study.make import make_into
-from study.small_models import save_half, train_gpt2, train_tokenizer
+from toys.make import make_into
+from toys.small_models import save_half, train_gpt2, train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent
 SHIPS = "Albatross Anna Aurora Beagle Bounty Comet Diana Eagle Flora Gannet Heron Hope Iris Juno Kestrel Lark".split()

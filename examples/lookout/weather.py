@@ -25,8 +25,8 @@ from rewards import WINDS, right_call
 
 from cory.command import main
 from cory.roles import fill
-from study.make import make_into
-from study.small_models import save_half, train_gpt2, train_tokenizer
+from toys.make import make_into
+from toys.small_models import save_half, train_gpt2, train_tokenizer
 
 FOG = (0, 25, 50, 75, 100)  # percent of the queries
 RIGHT = 0.5  # share of orders that are known to be right in clear weather; the rest are guesses

@@ -24,8 +24,8 @@ if __name__ == "__main__":
 
 from cory.command import main
 from cory.roles import fill
-from study.make import make_into
-from study.small_models import save_half, train_gpt2, train_tokenizer
+from toys.make import make_into
+from toys.small_models import save_half, train_gpt2, train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent
 TREES = (

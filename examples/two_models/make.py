@@ -15,8 +15,8 @@ if __name__ == "__main__":
 from team import COINS
 
 from cory.command import main
-from study.make import make_into
-from study.small_models import save_half, train_gpt2, train_tokenizer
+from toys.make import make_into
+from toys.small_models import save_half, train_gpt2, train_tokenizer
 
 FOLDER = Path(__file__).resolve().parent
 NAMES = "Ada Ben Cleo Dan Eve Finn Gus Hana Ida Jon Kim Leo Mia Ned Ola Pia".split()

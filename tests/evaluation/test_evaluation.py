@@ -27,7 +27,7 @@ from cory.evaluation.rows import agent_sources, line_up
 from cory.evaluation.table import table_rows
 from cory.models import load
 from cory.task import Task
-from study.small_models import train_tokenizer
+from toys.small_models import train_tokenizer
 
 
 def make_run(config, agents=2, **changes):

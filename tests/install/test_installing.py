@@ -36,7 +36,7 @@ def in_wheel() -> dict[Path, Path]:
     return files
 
 
-def test_the_wheel_has_all_files_of_the_packages_and_the_configurations():
+def test_the_wheel_has_all_files_of_the_packages_and_the_configurations_and_no_others():
     tracked = subprocess.run(
         ["git", "ls-files", "-z", *TOP, "configs/imdb", "configs/gsm8k"],
         cwd=ROOT,
@@ -48,6 +48,7 @@ def test_the_wheel_has_all_files_of_the_packages_and_the_configurations():
     names = set(tracked.stdout.strip("\0").split("\0"))
     expected = {ROOT / name for name in names if (ROOT / name).exists()}
     assert expected <= set(in_wheel().values())
+    assert {place.parts[0] for place in in_wheel()} == set(TOP)
 
 
 @pytest.fixture(scope="module")

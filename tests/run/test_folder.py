@@ -20,7 +20,6 @@ from cory.evaluation.answer import Answerer
 from cory.hub import write_folder
 from cory.run import checkpoint
 from cory.run.folder import filled, new_folder, read_rows, write_text
-from study.small_models import cached
 
 __all__ = ["one"]  # a fixture
 
@@ -177,20 +176,3 @@ def test_a_text_is_replaced_or_stays(tmp_path, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         write_text(tmp_path / "page.md", "new")
     assert (tmp_path / "page.md").read_text() == "old"
-
-
-def test_models_go_into_an_empty_folder_alone(tmp_path):
-    def make(partial):
-        (partial / "config.json").write_text("{}")
-
-    (tmp_path / "model").mkdir()
-    cached(tmp_path / "model", make)
-    assert only(tmp_path / "model") == {"config.json"} and only(tmp_path) == {"model"}
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/policy").write_text("mine")
-    (tmp_path / "file").write_text("mine")
-    before = content(tmp_path)
-    for name in ("mine", "file"):
-        with pytest.raises(UserError, match=r"^output: "):
-            cached(tmp_path / name, make)
-    assert content(tmp_path) == before

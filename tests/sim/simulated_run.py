@@ -21,7 +21,7 @@ from conftest import hurry, make_config, make_gpt2, make_trainer, sentences  # n
 from test_questions import make_questions  # noqa: E402
 
 from cory.config import CoryConfig, LoraConfig  # noqa: E402
-from study.small_models import train_tokenizer  # noqa: E402
+from toys.small_models import train_tokenizer  # noqa: E402
 
 PPO = {"kl_penalty": "full", "mini_batch_size": 4, "micro_batch": 2, "reward_scaling": True}
 LEARNERS = {

@@ -23,6 +23,7 @@ from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig
 from imdb_train.task import make_task
 from study import engines, experiment
+from study import plan as planning
 from study.experiment_file import read_experiment
 from study.frame import FRAMES, read_study
 from study.plan import plan
@@ -248,6 +249,13 @@ def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path,
 def test_agents_are_removed_if_asked_but_for_the_first_run_s(tmp_path, judged):
     trial(tmp_path, "--discard-agents")
     assert [path.parent for path in (tmp_path / "runs").rglob("agent_1")] == [judged[0].folder]
+
+
+def test_the_larger_toy_policy_needs_a_checkout(tmp_path, monkeypatch):
+    planned = planned_in(tmp_path, changes={"model.name": "tiny_large"})
+    monkeypatch.setattr(planning, "ROOT", tmp_path)  # as of a wheel, which has no toys
+    with pytest.raises(UserError, match="tiny_large: expected a file of a checkout"):
+        experiment._make_missing_models(planned)
 
 
 STOPPED = """

@@ -1,6 +1,7 @@
 """Trains small models from scratch: a BPE tokenizer, a GPT-2 policy and a DistilBERT classifier.
 
-Real architectures, a minute or a few on two CPU cores. The tasks' `make_weights.py` bring the texts.
+Real architectures, a minute or a few on two CPU cores. The texts come from what makes a model: `make_imdb_toy.py`, an
+example's `make.py`.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""Results keep the beginning of their first run, which the current code repeats."""
+"""The first run of a folder of results comes out equal, or what has changed is named."""
 
 import json
 
@@ -12,8 +12,8 @@ from cory.run.folder import read_rows
 from cory.task_kinds import find_kind
 from cory.trainer import CoryTrainer
 from imdb_train.config import IMDB, ImdbConfig
-from study import check_results
-from study.check_results import FIRST_RUN, check, keep
+from results.check import check, command_line
+from study.first_run import FIRST_RUN, keep
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_the_first_records_come_out_equal(run, results):
 def test_what_has_changed_is_named_and_is_no_failure_on_another_processor(results, capsys):
     rewrite(results, lambda content: content["records"][2].update(kl=9.0))
     with pytest.raises(UserError):
-        check_results.command_line([str(results)])
+        command_line([str(results)])
     assert "kl of record 3: 9.0 -> " in capsys.readouterr().out
     rewrite(results, lambda content: content["made_on"].update(processor="another one"))
     came_out, message = check(results)
@@ -62,20 +62,6 @@ def test_settings_that_are_none_any_more_are_named(results):
     rewrite(results, lambda content: content["settings"]["cory"].update(reset_on_exchange=False))
     came_out, message = check(results)
     assert not came_out and "reset_on_exchange" in message
-
-
-def test_a_run_with_files_that_git_does_not_have_is_not_kept(finished, tmp_path):
-    """Its model is a folder that the tests have made."""
-    keep(finished.folder, tmp_path, threads=1)
-    assert not (tmp_path / FIRST_RUN).exists()
-
-
-def test_a_file_in_a_list_that_git_does_not_have_is_of_this_machine(tmp_path):
-    here = tmp_path / "rewards.py"
-    here.touch()
-    assert check_results._is_local({"task": {"reward": [f"{here}:praise"]}})
-    assert check_results._is_local({"agents": [{"model": {"name": str(tmp_path)}}]})
-    assert not check_results._is_local({"model": {"name": "gpt2"}, "roles": [], "output": None})
 
 
 @pytest.mark.parametrize("name", ["gsm8k_credit", "imdb_noise_sampled_kl"])

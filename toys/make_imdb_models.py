@@ -1,8 +1,8 @@
 """Makes small models of real text from the IMDB data set: a DistilBERT reward model and a GPT-2, from scratch.
 
-    python -m study.make_imdb_models FOLDER                          # IMDB from the Hub
-    python -m study.make_imdb_models FOLDER --dataset IMDB_FOLDER    # its {train,test,unsupervised}.parquet
-    python -m study.make_imdb_models FOLDER --only reward_model
+    python -m toys.make_imdb_models FOLDER                          # IMDB from the Hub
+    python -m toys.make_imdb_models FOLDER --dataset IMDB_FOLDER    # its {train,test,unsupervised}.parquet
+    python -m toys.make_imdb_models FOLDER --only reward_model
 
 Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders, and prints how good they are on the
 test reviews; FOLDER/quality.json keeps it. Same seed, kind of processor and threads (1, unless stated): same models.
@@ -39,7 +39,7 @@ def make(
     import torch  # here, as importing it takes seconds
 
     from cory.data import load_dataset
-    from study.small_models import (
+    from toys.small_models import (
         cached,
         is_model,
         save,
@@ -154,7 +154,7 @@ def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[s
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m study.make_imdb_models`: see the module."""
+    """`python -m toys.make_imdb_models`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("folder", help="Where the models go")
     parser.add_argument(

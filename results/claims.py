@@ -1,6 +1,6 @@
 """Judges the paper's claims by the rows under results/: a direction, and a size beside what the paper reports.
 
-    python -m study.claims --out results/claims.md
+    python -m results.claims --out results/claims.md
 
 Nothing is run. Definitions: docs/experiments.md, "Claims".
 """
@@ -13,8 +13,7 @@ from pathlib import Path
 
 from cory.command import Arguments, main
 from cory.run.folder import write_text
-from study.cells import Rows, markdown_table
-from study.estimates import (
+from results.estimates import (
     CORY,
     OPEN,
     PPO,
@@ -45,6 +44,7 @@ from study.estimates import (
     texts_collapsed,
     variance,
 )
+from study.cells import Rows, markdown_table
 from study.frame import BASE, Study, read_study
 from study.frontier import apart
 from study.intervals import FEWEST, Interval, difference, ratio
@@ -296,7 +296,7 @@ def page(results: Path) -> str:
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m study.claims`: see the module."""
+    """`python -m results.claims`: see the module."""
     parser = Arguments(__doc__)
     parser.add_argument("--results", default="results", help="Folder of the experiments' results")
     parser.add_argument("--out", help="File for the page. Default: print it only")

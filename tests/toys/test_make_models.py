@@ -10,7 +10,7 @@ from conftest import sentences
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from cory.errors import UserError
-from study import make_imdb_models, make_smollm2
+from toys import make_imdb_models, make_smollm2
 
 
 @pytest.mark.slow

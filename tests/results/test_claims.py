@@ -8,8 +8,8 @@ import pytest
 from handmade import make_study
 
 from cory.errors import UserError
-from study import claims, estimates
-from study.estimates import CORY, NOT_TESTABLE, OPEN, PPO, Untested, end, over, prepared
+from results import claims, estimates
+from results.estimates import CORY, NOT_TESTABLE, OPEN, PPO, Untested, end, over, prepared
 from study.frame import BASE, LIMIT
 from study.frontier import apart
 from study.intervals import Interval, difference, ratio

@@ -1,7 +1,7 @@
-"""Makes the toy setting's model, which is shipped in `weights/`, and measures it.
+"""Makes the model of GSM8K's toy setting, which is shipped in `gsm8k_train/weights/`, and measures it.
 
-    python gsm8k_train/make_weights.py FOLDER     # makes it in FOLDER: minutes on two cores
-    python gsm8k_train/make_weights.py            # the quality of what is shipped
+    python -m toys.make_gsm8k_toy FOLDER     # makes it in FOLDER: minutes on two cores
+    python -m toys.make_gsm8k_toy            # the quality of what is shipped
 
 A real architecture, trained from scratch on generated problems and saved as an ordinary Hugging Face folder, in half
 precision. The quality of a training run depends on the machine, so everybody gets the same weights.
@@ -10,9 +10,6 @@ precision. The quality of a training run depends on the machine, so everybody ge
 import random
 import sys
 from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see gsm8k_train/cory.py
 
 from cory.command import main
 from cory.config import ModelConfig, SamplingConfig
@@ -23,7 +20,7 @@ from cory.run.folder import new_folder
 from gsm8k_train import toy
 from gsm8k_train.config import PIONEER
 from gsm8k_train.task import rule_reward
-from study.small_models import save_half, train_gpt2, train_tokenizer
+from toys.small_models import save_half, train_gpt2, train_tokenizer
 
 TEXTS = 24000  # solutions
 DRILLS = 4000  # texts of ten calculations each
@@ -67,7 +64,7 @@ def measure(folder: Path = toy.POLICY.parent) -> dict[str, float]:
 
 
 def command_line() -> None:
-    """See the module."""
+    """`python -m toys.make_gsm8k_toy`: see the module."""
     if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
         make(new_folder(sys.argv[1], "weights"))
         print(f"Done. To ship it, copy {sys.argv[1]} to gsm8k_train/weights")

@@ -1,9 +1,9 @@
-"""Makes the toy setting's models, which are shipped in `weights/`, and measures them.
+"""Makes the models of IMDB's toy setting, which are shipped in `imdb_train/weights/`, and measures them.
 
-    python imdb_train/make_weights.py FOLDER             # makes both in FOLDER: a minute on two cores
-    python imdb_train/make_weights.py FOLDER --untaught  # a policy that has never seen the observer's prompt form
-    python imdb_train/make_weights.py tiny_large         # the larger policy, which is not shipped, in the cache
-    python imdb_train/make_weights.py                    # the quality of what is shipped
+    python -m toys.make_imdb_toy FOLDER             # makes both in FOLDER: a minute on two cores
+    python -m toys.make_imdb_toy FOLDER --untaught  # a policy that has never seen the observer's prompt form
+    python -m toys.make_imdb_toy tiny_large         # the larger policy, which is not shipped, in the cache
+    python -m toys.make_imdb_toy                    # the quality of what is shipped
 
 Real architectures, trained from scratch on generated reviews and saved as ordinary Hugging Face folders, in half
 precision. The quality of a training run depends on the machine, so everybody gets the same weights.
@@ -12,9 +12,6 @@ precision. The quality of a training run depends on the machine, so everybody ge
 import random
 import sys
 from pathlib import Path
-
-if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parent.parent)  # see imdb_train/cory.py
 
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -26,7 +23,7 @@ from cory.models.load import load_policy
 from cory.rewards import Classifier
 from cory.run.folder import new_folder
 from imdb_train import toy
-from study.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
+from toys.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
 
 # Target probabilities of the classifier, by mood.
 POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}
@@ -120,7 +117,7 @@ def measure(folder: Path = toy.SHIPPED) -> dict[str, float]:
 
 
 def command_line() -> None:
-    """See the module."""
+    """`python -m toys.make_imdb_toy`: see the module."""
     if sys.argv[1:] == ["tiny_large"]:
         print(f"The larger policy: {large()}")
     elif len(sys.argv) == 3 and sys.argv[2] == "--untaught":

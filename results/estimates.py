@@ -1,7 +1,7 @@
 """Estimates by which claims are judged: a number per seed, and Student's t over the seeds.
 
 A *measure* makes one number of one run's metrics. An *estimate* makes an interval of a study: it names groups of runs,
-takes a measure of each run, and pairs the groups by seed. `study/claims.py` has one for each claim.
+takes a measure of each run, and pairs the groups by seed. `results/claims.py` has one for each claim.
 """
 
 import math

@@ -1,0 +1,83 @@
+"""Keeps the beginning of an experiment's first run, from which later code can be checked.
+
+What is kept: the run's settings, where it ran, and its first three records of metrics.jsonl. On the same kind of
+processor, with the same libraries and threads, they come out exactly.
+"""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cory.command import BESIDE_SETTINGS
+from cory.identity import versions
+from cory.run.folder import read_rows, write_text
+from cory.run.settings import read_settings
+from study.plan import ROOT
+
+FIRST_RUN = "first_run.json"
+RECORDS = 3
+LEFT_OUT = (*BESIDE_SETTINGS, "output", "resume", "callbacks", "tracker")
+
+
+def keep(run: Path, out: Path, threads: int) -> None:
+    """Keeps the beginning of a run in a folder of results, if others can repeat it.
+
+    They cannot where its task was made in Python, or names files that git does not have.
+
+    Args:
+        run: its folder, made on this machine. threads: with which it was made.
+    """
+    from cory.parallel.devices import choose_device  # here, as it imports torch
+
+    settings = read_settings(run)
+    task = (settings.get("fingerprint") or {}).get("task")
+    kept = {name: value for name, value in settings.items() if name not in LEFT_OUT}
+    if task is None:
+        return
+    if _is_local(kept):
+        return
+    kept["device"] = choose_device(settings["device"]).type
+    content = {
+        "task": task,
+        "made_on": conditions(threads),
+        "commit": settings["versions"].get("commit", "unknown"),
+        "settings": kept,
+        "records": read_rows(run / "metrics.jsonl")[:RECORDS],
+    }
+    write_text(out / FIRST_RUN, json.dumps(content, indent=1) + "\n")
+
+
+def _is_local(value: Any) -> bool:
+    """Whether settings name a file or folder that git does not have, such as models/NAME or /FOLDER/FILE.py:NAME."""
+    if isinstance(value, Mapping):
+        return any(map(_is_local, value.values()))
+    if isinstance(value, list):
+        return any(map(_is_local, value))
+    if not isinstance(value, str) or not value:
+        return False
+    path = value.partition(":")[0]
+    if not os.path.exists(ROOT / path):  # a model on the Hub, or a prompt
+        return False
+    listed = subprocess.run(["git", "ls-files", "--", path], cwd=ROOT, capture_output=True)
+    return os.path.isabs(path) or not listed.stdout
+
+
+def default_threads() -> int:
+    """The threads with which a process computes that nobody tells."""
+    import torch
+
+    return torch.get_num_threads()
+
+
+def conditions(threads: int) -> dict[str, Any]:
+    """What numbers depend on to the bit besides code and settings."""
+    import torch  # here and below, as importing it takes seconds
+
+    from cory.parallel.devices import processor
+
+    computes = f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    libraries = {name: version for name, version in versions().items() if name in ("torch", "trl")}
+    return {"processor": computes, "threads": threads, **libraries}

@@ -1,0 +1,24 @@
+"""The shipped toy models are good, and are what their scripts make."""
+
+import pytest
+
+from toys import make_gsm8k_toy, make_imdb_toy
+
+# By machine and number of threads a training comes out within these distances of what is shipped.
+WITHIN = {"loss": 0.05, "reward": 0.5, "classifier_error": 0.02, "accuracy": 0.1}
+
+
+def test_shipped_models_are_as_good_as_is_said():
+    """The numbers that every toy run starts from; docs/experiments.md has them."""
+    measured = make_imdb_toy.measure() | make_gsm8k_toy.measure()
+    expected = {"loss": 1.14, "reward": -0.23, "classifier_error": 0.02, "accuracy": 0.378}
+    assert measured == pytest.approx(expected, abs=0.02)
+
+
+@pytest.mark.slow
+def test_the_scripts_make_models_as_good_as_the_shipped_ones(tmp_path):
+    for scripts, name in ((make_imdb_toy, "imdb"), (make_gsm8k_toy, "gsm8k")):
+        scripts.make(tmp_path / name)
+        shipped, made = scripts.measure(), scripts.measure(tmp_path / name)
+        for metric, value in shipped.items():
+            assert made[metric] == pytest.approx(value, abs=WITHIN[metric]), metric
