@@ -407,7 +407,7 @@ def passes(study: Study) -> list[int]:
     return sorted(int(name.removeprefix("pass@")) for name in names if name.startswith("pass@"))
 
 
-def held_out_rows(
+def held_out_frame(
     rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[str, int]]
 ) -> pd.DataFrame:
     """Rows of an evaluation.json as `held_out`.

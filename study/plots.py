@@ -239,12 +239,12 @@ def _style(study: Study, name: str) -> dict[str, Any]:
 def plot_held_out_passes(study: Study, path: Path) -> None:
     """pass@k on held-out queries by group, in one call and in two (`plot_pass_at_k`)."""
     ks = passes(study)
-    rows = _held_out_rows(study, [f"pass@{k}" for k in ks])
+    rows = _held_out_means(study, [f"pass@{k}" for k in ks])
     colour_of = palette(study)
     plot_pass_at_k(rows, ks, path, [colour_of[row["group"]] for row in rows], "seeds")
 
 
-def _held_out_rows(study: Study, metrics: Sequence[str]) -> list[dict[str, Any]]:
+def _held_out_means(study: Study, metrics: Sequence[str]) -> list[dict[str, Any]]:
     """By `group` and number of calls: each metric, mean over seeds, and the half-width of its interval, `METRIC_ci`."""
     rows = []
     for name in [BASE, *study.groups]:

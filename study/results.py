@@ -13,7 +13,16 @@ import pandas as pd
 
 from cory.errors import UserError
 from cory.run.settings import flat
-from study.frame import BASE, Study, described, held_out_rows, join, of_run, read_study, write_study
+from study.frame import (
+    BASE,
+    Study,
+    described,
+    held_out_frame,
+    join,
+    of_run,
+    read_study,
+    write_study,
+)
 from study.plan import Planned, varied_keys
 from study.run_evaluation import RunEvaluation
 
@@ -72,7 +81,7 @@ class Results:
         """
         study = of_run(item.folder, self.columns(item))
         if self.evaluation:
-            study.held_out = held_out_rows(
+            study.held_out = held_out_frame(
                 self.evaluation.rows(item), {item.folder.name: (item.group, item.seed)}
             )
         self._add(study)
