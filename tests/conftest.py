@@ -15,6 +15,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +36,7 @@ from transformers import (
 )
 
 from cory import identity as versions
-from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
+from cory.config import CheckpointConfig, Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 from cory.roles import RolePrompts
 from cory.run import plots
 from cory.run.folder import read_rows
@@ -265,6 +266,16 @@ def make_config(policy_folder: Path, folder: Path) -> Config:
 @pytest.fixture
 def config(policy_folder, tmp_path) -> Config:
     return make_config(policy_folder, tmp_path)
+
+
+def make_one(config):
+    """A full fine-tuning run of 6 iterations with a checkpoint after each."""
+    return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=1, keep=3))
+
+
+@pytest.fixture
+def one(config):
+    return make_one(config)
 
 
 def count_good(prompts, completions):

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_trainer
-from test_credit import spy
-from test_trainer import state
+from learning import spy, state
 
 from cory.config import CoryConfig, SamplingConfig
 from cory.run.folder import read_rows

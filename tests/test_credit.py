@@ -13,6 +13,7 @@ from chain_gradients import (
     world_of_questions,
 )
 from conftest import count_good, make_trainer, optimizer_steps, run_iteration
+from learning import spy
 
 from cory.config import CoryConfig
 from cory.credit import assign_credit
@@ -102,26 +103,6 @@ def test_a_team_reward_comes_on_top_of_what_any_mode_says():
         ]
         alone = assign_credit([r1, r2], mode, 1.0, unread, information=told)
         assert alone[0].tolist() == of_pioneer
-
-
-def spy(trainer):
-    """What each agent is given to learn from, by iteration: {agent: (rollouts, rewards)}."""
-    seen = []
-    for agent in trainer.agents:
-
-        def learn(rollouts, rewards, *args, learn=agent.learn, name=agent.name):
-            seen[-1][name] = rollouts, rewards
-            return learn(rollouts, rewards, *args)
-
-        agent.learn = learn
-    run = trainer.iteration
-
-    def iteration(k):
-        seen.append({})
-        return run(k)
-
-    trainer.iteration = iteration
-    return seen
 
 
 def test_counterfactual_credit_subtracts_what_the_observer_earns_unread(config):

@@ -6,8 +6,8 @@ import datasets
 import pytest
 import torch
 from conftest import count_good, sentences
-from test_credit import spy
-from test_questions import PROMPTS, make_questions, rows_of
+from learning import spy
+from questions import PROMPTS, make_questions, rows_of
 
 import cory.agent
 import cory.chain

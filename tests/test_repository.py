@@ -193,6 +193,12 @@ def test_what_is_in_the_wheel_imports_nothing_that_is_not():
             assert {folder(other) for other in GRAPH[name]} <= packages, name
 
 
+def test_tests_import_nothing_from_each_other():
+    """What they share is in a module that is no test."""
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not {name for name in libraries(path) if name.startswith("test_")}, path
+
+
 def test_tasks_stand_side_by_side():
     of_gsm8k = [name for name in GRAPH if folder(name) == "gsm8k_train"]
     assert not [name for name in of_gsm8k for other in GRAPH[name] if folder(other) == "imdb_train"]

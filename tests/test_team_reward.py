@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import count_good, make_trainer, run_iteration
-from test_credit import spy
+from learning import spy
 
 from cory.config import CoryConfig, EvaluationConfig
 from cory.credit import assign_credit

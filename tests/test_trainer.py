@@ -24,10 +24,6 @@ from cory.task import Task
 from cory.trainer import CoryTrainer
 
 
-def state(agent):
-    return torch.cat([p.detach().flatten() for p in agent.learner.model.parameters()])
-
-
 def test_each_role_reads_and_earns_what_the_paper_says(config):
     """Over an exchange of roles, which carries on each agent's optimizer and KL coefficient."""
     trainer = make_trainer(config)

@@ -6,14 +6,14 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import make_gpt2, make_trainer
+from conftest import make_gpt2
+from engine_runs import learner, train
 from vllm_server import serving
 
 from cory.agent import make_agents
-from cory.config import CheckpointConfig, Config, LoraConfig, RoleConfig
+from cory.config import CheckpointConfig, Config, RoleConfig
 from cory.errors import UserError
 from cory.models.vllm import Engine
-from cory.run.folder import read_rows
 
 
 @pytest.fixture
@@ -28,16 +28,6 @@ def settings(config, server) -> Config:
     sampling = replace(config.sampling, engine="vllm", engine_url=server.url, stop=["good"])
     ppo = replace(config.ppo, learning_rate=1e-2)
     return replace(config, sampling=sampling, ppo=ppo, sample_every=0, iterations=2)
-
-
-def train(config: Config) -> list[dict]:
-    """The records of a run."""
-    return read_rows(make_trainer(config).train().folder / "metrics.jsonl")
-
-
-def learner(config: Config, algorithm: str, rank: int) -> Config:
-    group = {"algorithm": algorithm, "group_size": 1 if algorithm == "ppo" else 4}
-    return replace(config, lora=LoraConfig(rank=rank), **group)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 import torch
-from test_engine import learner, train
+from engine_runs import learner, train
 
 from cory.agent import make_agents
 

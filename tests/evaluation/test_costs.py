@@ -6,7 +6,7 @@ from fractions import Fraction
 import datasets
 import pytest
 from conftest import PROMPTS, count_good, read_responses, sentences
-from test_evaluation import settings
+from evaluation_settings import settings
 
 from cory import evaluate
 from cory.agent import make_agents

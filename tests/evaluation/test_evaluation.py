@@ -18,6 +18,7 @@ from conftest import (
     read_responses,
     sentences,
 )
+from evaluation_settings import settings
 
 from cory import evaluate
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
@@ -44,10 +45,6 @@ def held_out():
     return Task.from_prompts(
         [" ".join(text.split()[:4]) for text in sentences(30)[20:]], count_good, PROMPTS
     )
-
-
-def settings(tmp_path, **changes) -> EvaluationConfig:
-    return EvaluationConfig(device="cpu", output=str(tmp_path / "evaluation"), **changes)
 
 
 @pytest.mark.usefixtures("drawn_figures")

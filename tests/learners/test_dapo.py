@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from conftest import sentences
-from test_group import logprobs, make, update
-from test_ppo import ragged, rollout_of, weights
+from group_learner import logprobs, make, update
+from ragged import ragged, rollout_of, weights
 
 from cory.agent import make_agents
 from cory.learners.losses import group_advantages

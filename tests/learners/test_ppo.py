@@ -1,6 +1,5 @@
 """Our PPO learner against stock TRL, and what it changes on purpose."""
 
-import copy
 import math
 import warnings
 from types import SimpleNamespace
@@ -9,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 import trl
-from conftest import make_gpt2
+from ppo_learner import make_learner, policies, ppo_config
+from ragged import ragged, rollout_of, weights
 
 import cory.learners.learner
-from cory.config import Config, PPOConfig
+from cory.config import Config
 from cory.errors import NotFinite, UserError
 from cory.learners import losses, memory
-from cory.learners.ppo import PPOLearner
-from cory.learners.trl_parts import PolicyWithValueHead, trl_config
+from cory.learners.trl_parts import trl_config
 from cory.models.rollout import Rollout
 from cory.models.window import share_prompts
 
@@ -33,19 +32,6 @@ STATS = {
 }
 
 
-def ragged(rows: int = 8, seed: int = 0):
-    """Queries and responses of different lengths, with their scores."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(low, high):
-        return torch.randint(
-            2, 300, (int(torch.randint(low, high, (1,), generator=generator)),), generator=generator
-        )
-
-    queries, responses = [draw(2, 9) for _ in range(rows)], [draw(2, 12) for _ in range(rows)]
-    return queries, responses, torch.randn(rows, generator=generator)
-
-
 class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
     """TRL's policy, its values in float32 like its logits; its trainer cannot mix them with double precision."""
 
@@ -54,34 +40,8 @@ class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
         return logits, loss, values.float()
 
 
-def rollout_of(queries, responses, finished=None):
-    """A rollout of these token ids, in which no text is read; by default no response was cut."""
-    texts = [""] * len(queries)
-    return Rollout(texts, texts, queries, responses, finished=finished or [True] * len(queries))
-
-
-def policies(tokenizer, wrapper):
-    """A policy and a reference, which differ from each other, in double precision.
-
-    In double precision, as Adam turns the rounding errors of gradients that are zero (the keys' biases) into steps.
-    """
-    base = make_gpt2(tokenizer).double()
-    ref = make_gpt2(tokenizer, seed=1).double()
-    torch.manual_seed(5)
-    model, ref_model = (
-        wrapper(copy.deepcopy(base)).double(),
-        wrapper(ref).double().requires_grad_(False),
-    )
-    model.is_peft_model = ref_model.is_peft_model = False  # TRL's from_pretrained sets it
-    return model, ref_model
-
-
-def ppo_config(**settings):
-    return PPOConfig(**{"learning_rate": 1e-3, "batch_size": 8, "mini_batch_size": 8} | settings)
-
-
 def make_stock(tokenizer, **settings):
-    """TRL's trainer, and what it computes of each batch: values, advantages and returns of response tokens."""
+    """TRL's trainer of the policy that `make_learner` has, and what it computes of each batch, as there."""
     model, ref_model = policies(tokenizer, StockPolicy)
     config = trl_config(ppo_config(**settings))
     with warnings.catch_warnings():
@@ -101,24 +61,6 @@ def make_stock(tokenizer, **settings):
     return trainer, seen
 
 
-def make_learner(tokenizer, precision="fp32", **settings):
-    """Our learner of the same policy, and the same of each batch."""
-    config = Config(device="cpu", precision=precision, ppo=ppo_config(**settings))
-    learner = PPOLearner(
-        *policies(tokenizer, PolicyWithValueHead), tokenizer, config, torch.device("cpu")
-    )
-    seen = []
-    original = learner.targets
-
-    def targets(old, rewards, mask, rollouts):
-        result = original(old, rewards, mask, rollouts)
-        seen.append([x[mask.bool()] for x in (old.values, result.advantages, result.returns)])
-        return result
-
-    learner.targets = targets
-    return learner, seen
-
-
 def steps(trainer, n=2):
     """The statistics of `n` updates: TRL's, or ours as a dict."""
     stats = []
@@ -133,10 +75,6 @@ def steps(trainer, n=2):
             )
             stats.append(of_rollout.metrics())
     return stats
-
-
-def weights(trainer):
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
 @pytest.mark.parametrize(

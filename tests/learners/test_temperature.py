@@ -5,8 +5,8 @@ import copy
 import pytest
 import torch
 from conftest import make_gpt2, sentences
-from test_group import all_logprobs
-from test_ppo import ragged
+from group_learner import all_logprobs
+from ragged import ragged
 
 from cory.agent import make_agents
 from cory.config import Config, SamplingConfig

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from tiny_models import IDS, NARROW, SIZE, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from cory.agent import make_agents
@@ -14,20 +15,6 @@ from cory.models.load import load_answering
 from cory.models.sample import sample
 from cory.models.window import forward, pack
 
-IDS = {
-    "vocab_size": 100,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "initializer_range": 0.3,
-}
-NARROW = IDS | {"hidden_size": 32, "num_hidden_layers": 2, "max_position_embeddings": 96}
-SIZE = NARROW | {
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 48,
-}
 GPT2 = IDS | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 96}
 WINDOW = {"sliding_window": 6}  # shorter than the texts
 MIXED = ["sliding_attention", "full_attention"]
@@ -115,13 +102,6 @@ class Tokenizer:
         return " ".join(map(str, ids)) + " "
 
 
-def tiny(name, **settings):
-    """A random model of a family, with the settings that it has here if none are given."""
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(name.split(" ")[0], **settings or ALL[name])
-    return AutoModelForCausalLM.from_config(config).eval()
-
-
 def some(*lengths):
     torch.manual_seed(1)
     return [torch.randint(3, 99, (length,)) for length in lengths]
@@ -141,7 +121,7 @@ def test_the_families_that_are_taken_for_granted_are_those_compared_here():
 @pytest.mark.parametrize("name", [*ATTENTION, *STATES])
 def test_log_probabilities_are_those_of_the_text_alone(name):
     """Of what is sampled, and in the passes of training."""
-    model, queries = tiny(name), some(3, 9, 14, 1)
+    model, queries = tiny(name, **ALL[name]), some(3, 9, 14, 1)
     queries.append(queries[1].clone())
     settings = SamplingConfig(temperature=1.3)
     ends = range(0, 100, 9)  # so that rows end at different times
@@ -166,7 +146,7 @@ def test_log_probabilities_are_those_of_the_text_alone(name):
 
 @pytest.mark.parametrize("name", ["llama", "mamba", "qwen3_next"])
 def test_padding_changes_no_gradient(name):
-    model, queries, responses = tiny(name), some(3, 9, 14), some(4, 1, 7)
+    model, queries, responses = tiny(name, **ALL[name]), some(3, 9, 14), some(4, 1, 7)
 
     def gradients(groups):
         model.zero_grad()
@@ -192,7 +172,7 @@ def test_padding_changes_no_gradient(name):
     ],
 )
 def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch):
-    model, queries = tiny("llama"), some(3, 9, 14, 5)
+    model, queries = tiny("llama", **SIZE), some(3, 9, 14, 5)
     model.generation_config = GenerationConfig(
         temperature=0.1, top_k=1, max_length=3, suppress_tokens=[5, 6]
     )
@@ -222,7 +202,11 @@ def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch
 
 def test_generate_ends_rows_as_our_own_loop_does(monkeypatch):
     """With the likeliest token each time, random numbers play no part."""
-    model, queries, likeliest = tiny("llama"), some(3, 9, 14, 5, 8, 2), SamplingConfig(top_k=1)
+    model, queries, likeliest = (
+        tiny("llama", **SIZE),
+        some(3, 9, 14, 5, 8, 2),
+        SamplingConfig(top_k=1),
+    )
     free = sample(model, Tokenizer(), queries, likeliest, 20, torch.Generator(), ends=()).responses
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 9), strict=False)]
     stop = [f" {int(free[4][4])} {int(free[4][5])} "]
@@ -243,7 +227,7 @@ def test_generate_ends_rows_as_our_own_loop_does(monkeypatch):
 def test_a_check_draws_no_random_number(name, monkeypatch):
     """Of models that pass it."""
     monkeypatch.setattr(families, "TESTED", ())
-    model, before = tiny(name), torch.get_rng_state()
+    model, before = tiny(name, **ALL[name]), torch.get_rng_state()
     check_model(model, Tokenizer())
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -266,7 +250,7 @@ def test_a_model_that_reads_padding_is_refused(config, tokenizer, tmp_path, name
         make_agents(config)
     with pytest.raises(UserError, match=refused):
         load_answering(config.model, torch.device("cpu"))
-    model = tiny(name)
+    model = tiny(name, **ALL[name])
     if name in ("rwkv", "xlnet"):
         with pytest.raises(UserError, match="a padded batch gives it"):
             check_model(model, Tokenizer(), samples=False)

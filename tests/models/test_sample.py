@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import make_gpt2
+from tiny_models import rows
 from transformers import GenerationConfig
 
 from cory.config import SamplingConfig
@@ -11,10 +12,6 @@ from cory.models.text import end_tokens
 from cory.models.window import pad
 
 PROMPTS = ["the film was a good", "a", "some very fine or awful acting and music", "bad story"]
-
-
-def rows(tokenizer, texts):
-    return [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from test_families import SIZE, tiny
+from tiny_models import SIZE, tiny
 
 from cory.models.window import BY_POSITIONS, forward, pack, share_prompts, whole_mask
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from test_families import SIZE, tiny
-from test_sample import model, rows  # noqa: F401
+from conftest import make_gpt2
+from tiny_models import SIZE, rows, tiny
 
 from cory.config import SamplingConfig
 from cory.models.sample import sample
@@ -41,7 +41,8 @@ def test_stems_are_what_neighbours_share():
 
 
 @pytest.mark.parametrize("prompts", [ALIKE, ALIKE + APART, APART, ["a", *ALIKE]])
-def test_reading_beginnings_once_changes_no_logits(model, tokenizer, prompts):  # noqa: F811
+def test_reading_beginnings_once_changes_no_logits(tokenizer, prompts):
+    model = make_gpt2(tokenizer)
     queries = rows(tokenizer, prompts)
     torch.manual_seed(0)
     responses = [
@@ -57,7 +58,8 @@ def test_reading_beginnings_once_changes_no_logits(model, tokenizer, prompts):  
         )
 
 
-def test_sampling_gives_the_logits_of_its_tokens(model, tokenizer):  # noqa: F811
+def test_sampling_gives_the_logits_of_its_tokens(tokenizer):
+    model = make_gpt2(tokenizer)
     queries = rows(tokenizer, [*APART, *APART, *ALIKE])
     model.generation_config.eos_token_id = model.config.eos_token_id = list(
         range(3, 300, 3)

@@ -18,10 +18,11 @@ sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent), str(HERE), str(HERE.pare
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
-import test_ppo  # noqa: E402
 import torch  # noqa: E402
 from conftest import count_good, hurry, make_trainer  # noqa: E402
-from test_questions import make_questions  # noqa: E402
+from ppo_learner import make_learner  # noqa: E402
+from questions import make_questions  # noqa: E402
+from ragged import ragged, rollout_of, weights  # noqa: E402
 
 from cory import Callback  # noqa: E402
 from cory.command import as_config, main  # noqa: E402
@@ -86,12 +87,12 @@ def train(config: Config, fault: str) -> None:
 def update(kl: str, tokenizer: str, output: str) -> None:
     """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
     loaded = torch.load(tokenizer, weights_only=False)
-    learner, _ = test_ppo.make_learner(loaded, kl_penalty=kl)
-    queries, responses, scores = test_ppo.ragged()
+    learner, _ = make_learner(loaded, kl_penalty=kl)
+    queries, responses, scores = ragged()
     part = distributed.share_of_rows(8)
-    rollout = test_ppo.rollout_of(queries[part], responses[part])
+    rollout = rollout_of(queries[part], responses[part])
     (stats,) = learner.update([rollout], [scores[part]], np.random.default_rng(0))
-    torch.save((stats.metrics(), test_ppo.weights(learner)), f"{output}{distributed.rank()}")
+    torch.save((stats.metrics(), weights(learner)), f"{output}{distributed.rank()}")
 
 
 def run_job(config: Config, fault: str = "") -> dict:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from accelerate import PartialState
 from conftest import make_trainer
-from test_resume import outcome
+from run_files import outcome
 
 from cory.agent import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig

@@ -9,9 +9,10 @@ import pytest
 import torch
 from conftest import make_config, make_gpt2, make_trainer
 from distributed_run import run_job, save_state
+from ppo_learner import make_learner
+from questions import make_questions
+from ragged import ragged, rollout_of, weights
 from safetensors.torch import load_file
-from test_ppo import make_learner, ragged, rollout_of, weights
-from test_questions import make_questions
 from torchrun import launch
 from transformers import AutoModelForCausalLM
 from vllm_server import serving

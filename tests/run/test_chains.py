@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from conftest import count_good, make_trainer, read_responses
-from test_resume import after, interrupt, outcome
+from interruptions import after, interrupt
+from run_files import outcome
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate

@@ -1,14 +1,13 @@
 """Early stopping on the held-out reward, and the best agents."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 
 import pytest
 import torch
 from conftest import make_trainer
-from test_resume import summary_of
+from interruptions import Interrupt
+from run_files import summary_of
 
 from cory import Callback, evaluate
 from cory.config import CheckpointConfig, EvaluationConfig, GuardsConfig, ModelConfig
@@ -30,17 +29,6 @@ class Weights(Callback):
 
     def on_iteration_end(self, trainer, iteration):
         self.weights.append(trainer.agents[0].learner.model_params[0].detach().clone())
-
-
-class Interrupt(Callback):
-    """Sends a signal in an iteration, counted from 1."""
-
-    def __init__(self, iteration):
-        self.iteration = iteration
-
-    def on_iteration_end(self, trainer, iteration):
-        if iteration.index + 1 == self.iteration:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def plan(monkeypatch, rewards_after):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import make_trainer
-from test_resume import content, one
+from run_files import content
 
 from cory import evaluate
 from cory.chat import Chat
@@ -20,8 +20,6 @@ from cory.evaluation.answer import Answerer
 from cory.hub import write_folder
 from cory.run import checkpoint
 from cory.run.folder import filled, new_folder, read_rows, write_text
-
-__all__ = ["one"]  # a fixture
 
 
 def killed(work) -> None:

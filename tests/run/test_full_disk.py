@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import make_trainer
-from test_resume import same
+from run_files import same
 
 from cory.agent import Agent
 from cory.config import CheckpointConfig

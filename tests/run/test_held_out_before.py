@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import make_trainer
-from test_early_stopping import Interrupt
+from interruptions import Interrupt
 
 from cory import Callback
 from cory.config import CheckpointConfig, GuardsConfig, ModelConfig

@@ -1,6 +1,5 @@
 """A run that is continued equals an unbroken one, and what cannot be continued is refused: docs/reliability.md."""
 
-import functools
 import json
 import math
 import os
@@ -12,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import count_good, make_config, make_trainer
+from conftest import count_good, make_config, make_one, make_trainer
+from interruptions import after, interrupt
+from run_files import AGENTS, content, same, summary_of
 
 from cory import Callback
 from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
@@ -23,17 +24,6 @@ from cory.run.signals import Interrupted
 from cory.yaml_file import parse_yaml
 
 ITERATIONS = 5
-AGENTS = ["agent_1", "agent_2"]
-
-
-def make_one(config):
-    """A full fine-tuning run of 6 iterations with a checkpoint after each."""
-    return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=1, keep=3))
-
-
-@pytest.fixture
-def one(config):
-    return make_one(config)
 
 
 @pytest.fixture(scope="module")
@@ -54,42 +44,6 @@ def ended(policy_folder, tmp_path_factory) -> Path:
 def four(ended, tmp_path) -> Path:
     """A copy of it, which a test may change."""
     return shutil.copytree(ended, tmp_path / "four")
-
-
-def outcome(folder: Path, agents=AGENTS):
-    """All that must be equal to the bit: metrics, samples, final weights."""
-    files = [folder / "metrics.jsonl", folder / "samples.jsonl"]
-    files += [file for agent in agents for file in sorted((folder / agent).glob("*.safetensors"))]
-    assert len(files) > 2
-    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
-
-
-def summary_of(folder: Path):
-    return json.loads((folder / "summary.json").read_text())
-
-
-def after(reward, calls: int, do):
-    """The reward, but for its call number `calls` (from 1), which does something first."""
-    count = [0]
-
-    @functools.wraps(reward)  # the same reward, as far as a run's record tells
-    def wrapped(prompts, completions):
-        count[0] += 1
-        if count[0] == calls:
-            do()
-        return reward(prompts, completions)
-
-    return wrapped
-
-
-def interrupt(number=signal.SIGTERM):
-    os.kill(os.getpid(), number)
-
-
-def same(a, b):
-    a, b = outcome(a), outcome(b)
-    assert a.keys() == b.keys()
-    assert [name for name in a if a[name] != b[name]] == []
 
 
 def spoil(agent, number: int, what: str = "loss"):
@@ -120,15 +74,6 @@ def interrupted(config, iterations: int, number=signal.SIGTERM) -> Path:
         make_trainer(config, reward).train()
     assert ended.value.code == 128 + number
     return Path(config.output)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a run that a user sees."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and not path.name.startswith(".")
-    }
 
 
 @pytest.mark.parametrize("rank", [0, 4])

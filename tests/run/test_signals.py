@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import ROOT, make_trainer
-from test_resume import interrupt
+from interruptions import interrupt
 
 from cory.run.signals import Signals
 

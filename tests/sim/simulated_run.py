@@ -18,7 +18,7 @@ import torch  # noqa: E402
 from accelerate import PartialState  # noqa: E402
 from accelerate.state import AcceleratorState  # noqa: E402
 from conftest import hurry, make_config, make_gpt2, make_trainer, sentences  # noqa: E402
-from test_questions import make_questions  # noqa: E402
+from questions import make_questions  # noqa: E402
 
 from cory.config import CoryConfig, LoraConfig  # noqa: E402
 from toys.small_models import train_tokenizer  # noqa: E402

@@ -13,6 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import ROOT
+from planned import SMALL, planned_in
 from written import write_run as make_run
 from written import write_settings
 
@@ -29,22 +30,6 @@ from study.frame import FRAMES, read_study
 from study.plan import plan
 
 EXPERIMENTS = sorted((ROOT / "configs/experiments").glob("*.yaml"))
-SMALL = """
-title: A trial
-question: Does it run?
-over: ppo.learning_rate
-runs:
-  PPO: {script: imdb_train/ppo.py}
-  CORY: {script: imdb_train/cory.py, flags: {cory.exchange_period: 2}}
-scales:
-  tiny: {config: "configs/imdb/tiny.yaml", seeds: [0, 1], values: [1.0e-4, 1.0e-3], flags: {iterations: 3}}
-"""
-
-
-def planned_in(tmp_path, text=SMALL, scale="tiny", changes=None):
-    """The runs of an experiment's text."""
-    (tmp_path / "trial.yaml").write_text(text)
-    return plan(read_experiment(tmp_path / "trial.yaml"), scale, changes or {}, tmp_path / "runs")
 
 
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

@@ -1,7 +1,7 @@
 """Runs that start from the agents of other runs of their experiment."""
 
 import pytest
-from test_experiment import planned_in
+from planned import planned_in
 from written import write_run, write_settings
 
 from cory.errors import UserError

@@ -1,0 +1,19 @@
+"""Runs that sample by an engine."""
+
+from dataclasses import replace
+
+from conftest import make_trainer
+
+from cory.config import Config, LoraConfig
+from cory.run.folder import read_rows
+
+
+def train(config: Config) -> list[dict]:
+    """The records of a run."""
+    return read_rows(make_trainer(config).train().folder / "metrics.jsonl")
+
+
+def learner(config: Config, algorithm: str, rank: int) -> Config:
+    """The settings of a run with another learner."""
+    group = {"algorithm": algorithm, "group_size": 1 if algorithm == "ppo" else 4}
+    return replace(config, lora=LoraConfig(rank=rank), **group)

@@ -1,0 +1,29 @@
+"""Rows of different lengths for a learner to update on."""
+
+import torch
+
+from cory.models.rollout import Rollout
+
+
+def ragged(rows: int = 8, seed: int = 0):
+    """Queries and responses of different lengths, with their scores."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low, high):
+        return torch.randint(
+            2, 300, (int(torch.randint(low, high, (1,), generator=generator)),), generator=generator
+        )
+
+    queries, responses = [draw(2, 9) for _ in range(rows)], [draw(2, 12) for _ in range(rows)]
+    return queries, responses, torch.randn(rows, generator=generator)
+
+
+def rollout_of(queries, responses, finished=None):
+    """A rollout of these token ids, in which no text is read; by default no response was cut."""
+    texts = [""] * len(queries)
+    return Rollout(texts, texts, queries, responses, finished=finished or [True] * len(queries))
+
+
+def weights(trainer):
+    """All weights of a learner, or of a TRL trainer, as one vector."""
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])

@@ -1,0 +1,28 @@
+"""What agents are given to learn from, and what they have learned."""
+
+import torch
+
+
+def spy(trainer):
+    """What each agent is given to learn from, by iteration: {agent: (rollouts, rewards)}."""
+    seen = []
+    for agent in trainer.agents:
+
+        def learn(rollouts, rewards, *args, learn=agent.learn, name=agent.name):
+            seen[-1][name] = rollouts, rewards
+            return learn(rollouts, rewards, *args)
+
+        agent.learn = learn
+    run = trainer.iteration
+
+    def iteration(k):
+        seen.append({})
+        return run(k)
+
+    trainer.iteration = iteration
+    return seen
+
+
+def state(agent):
+    """A trained agent's weights as one vector."""
+    return torch.cat([p.detach().flatten() for p in agent.learner.model.parameters()])

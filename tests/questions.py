@@ -1,0 +1,35 @@
+"""A task whose branches have rows of their own: questions about each text."""
+
+from dataclasses import replace
+
+import datasets
+from conftest import count_good, sentences
+
+from cory.agent import make_agents
+from cory.roles import RolePrompts
+from cory.task import Task
+from cory.trainer import CoryTrainer
+
+PROMPTS = RolePrompts(observer="{prompt}{response} {question} was")
+QUESTIONS = ["plot", "music", "acting"]
+
+
+def rows_of(texts, questions=QUESTIONS):
+    """A row for each question about each text; every answer is another."""
+    return [
+        {"prompt": text, "question": question, "answer": f"good {number} {question}"}
+        for number, text in enumerate(texts)
+        for question in questions
+    ]
+
+
+def make_questions(config, reward=count_good, callbacks=(), **changes) -> CoryTrainer:
+    """A trainer on ten texts, with as many questions about each as there are branches."""
+    if config.cory.credit == "information":  # responses may be as long as the answers
+        sampling = replace(config.sampling, min_new_tokens=10, max_new_tokens=10)
+        config = replace(config, sampling=sampling)
+    texts = [" ".join(text.split()[:4]) for text in sentences(10)]
+    rows = rows_of(texts, QUESTIONS[: config.branches])
+    arguments = {"rows_per_query": config.branches} | changes
+    task = Task(datasets.Dataset.from_list(rows), reward, PROMPTS, **arguments)
+    return CoryTrainer(config, make_agents(config), task, callbacks=callbacks)
