@@ -94,8 +94,7 @@ FAULTS = [
     ),
     Fault(
         "clip_optimistic", "cory/learners/losses.py",
-        "weights[:, None] * torch.max(unclipped, clipped)",
-        "weights[:, None] * torch.min(unclipped, clipped)", PPO,
+        "torch.max(unclipped, clipped)", "torch.min(unclipped, clipped)", PPO,
     ),
     Fault(
         "gae_without_gamma", "cory/learners/losses.py",
@@ -106,20 +105,20 @@ FAULTS = [
         "torch.max(error, clipped_error)", "torch.min(error, clipped_error)", PPO,
     ),
     Fault(
-        "values_detached", "cory/learners/trl_parts.py",
+        "values_detached", "cory/learners/ppo.py",
         "self.v_head(hidden)", "self.v_head(hidden.detach())", PPO,
     ),
     Fault(
-        "rloo_with_itself", "cory/learners/losses.py",
-        "centred = centred * group_size / (group_size - 1)", "pass", GROUP,
+        "rloo_with_itself", "cory/learners/algorithms.py",
+        " * group_size / (group_size - 1)\n", "\n", GROUP,
     ),
     Fault(
-        "deviation_across_groups", "cory/learners/losses.py",
-        "groups.std(1, keepdim=True)", "groups.std(0, keepdim=True)", GROUP,
+        "deviation_across_groups", "cory/learners/algorithms.py",
+        "rewards.std(1, keepdim=True)", "rewards.std(0, keepdim=True)", GROUP,
     ),
     Fault(
-        "k3_sign", "cory/learners/losses.py",
-        "gap = (ref_logprobs - logprobs) * mask", "gap = (logprobs - ref_logprobs) * mask", GROUP,
+        "k3_sign", "cory/learners/algorithms.py",
+        "(tokens.ref_logprobs - tokens.logprobs)", "(tokens.logprobs - tokens.ref_logprobs)", GROUP,
     ),
     Fault(
         "micro_batch_mean", "cory/learners/learner.py",
@@ -176,7 +175,7 @@ FAULTS = [
     # A run: what is resumed, files, what ends it.
     Fault(
         "moments_not_resumed", "cory/learners/learner.py",
-        'RewardMoments(self.accelerator, **numbers["moments"])', "RewardMoments(self.accelerator)",
+        'RewardMoments(**numbers["moments"])', "RewardMoments()",
         f"{RESUME} tests/learners",
     ),
     Fault(

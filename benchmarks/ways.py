@@ -108,7 +108,7 @@ class Bench:
         import trl
         from transformers import AutoModelForCausalLM
 
-        from cory.learners.trl_parts import trl_config
+        from cory.learners.ppo import trl_config
 
         def with_value_head(model: Any) -> Any:
             wrapped = trl.AutoModelForCausalLMWithValueHead(model)

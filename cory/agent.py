@@ -5,25 +5,24 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from cory.config import Config, ModelConfig, SamplingConfig
+from cory.config import AlgorithmName, Config, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.learner import Learner
 from cory.learners.memory import PassSize
-from cory.learners.ppo import PPOLearner
 from cory.learners.records import UpdateStats
-from cory.learners.trl_parts import PolicyWithValueHead
 from cory.models.families import check_model
 from cory.models.load import load_policy
 from cory.models.lora import (
@@ -53,6 +52,11 @@ from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, choose_device, configure, to_device
 from cory.roles import Prompt
 from cory.streams import Purpose, Stream
+
+if TYPE_CHECKING:
+    from cory.learners.ppo import PolicyWithValueHead, PPOLearner
+
+TRL = "0.11.4"  # for PPO: the last release whose PPOTrainer has step()
 
 
 class Agent:
@@ -307,13 +311,18 @@ class AgentPlan:
         index: from 0.
         config: its settings, its model's name resolved to a folder or a Hub id.
         device: where it samples and learns.
-        trained: whether it learns.
+        learner_type: None if it does not learn.
     """
 
     index: int
     config: Config
     device: torch.device
-    trained: bool
+    learner_type: "type[PPOLearner | GroupLearner] | None"
+
+    @property
+    def trained(self) -> bool:
+        """Whether it learns."""
+        return self.learner_type is not None
 
     @property
     def name(self) -> str:
@@ -366,10 +375,28 @@ def make_agents(config: Config) -> list[Agent]:
 
 
 def _plan(config: Config, index: int) -> AgentPlan:
-    """Raises a UserError if the agent's device is not available."""
+    """Raises a UserError if the agent's device or its learner's TRL is not available."""
     settings = copy.copy(config.of_agent(index))
     settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
-    return AgentPlan(index, settings, choose_device(settings.device), config.is_trained(index))
+    learner_type = _learner_type(config.algorithm) if config.is_trained(index) else None
+    return AgentPlan(index, settings, choose_device(settings.device), learner_type)
+
+
+def _learner_type(algorithm: AlgorithmName) -> "type[PPOLearner | GroupLearner]":
+    """The learner of an algorithm. Only PPO's imports TRL."""
+    if algorithm != "ppo":
+        return GroupLearner
+    try:
+        installed = version("trl")
+    except PackageNotFoundError:
+        installed = "none"
+    if installed != TRL:
+        raise UserError(
+            f"algorithm: expected trl=={TRL} for ppo (pip install -c constraints.txt -e '.[ppo]'), got {installed}"
+        )
+    from cory.learners.ppo import PPOLearner
+
+    return PPOLearner
 
 
 def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
@@ -406,13 +433,12 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
     elif not trained:
         base.requires_grad_(False).eval()
 
-    make_learner: Callable[..., Learner] = PPOLearner if config.algorithm == "ppo" else GroupLearner
     agents = []
     for plan in plans:
         wrapped = sharding.placed(policies[plan.name], device)
         policy = wrapped.pretrained_model
         learner: Learner | None = None
-        if plan.trained:
+        if plan.learner_type is not None:
             activate(policy, plan.name)
             if getattr(policy, "is_quantized", False) and not plan.uses_lora:
                 raise UserError(
@@ -424,7 +450,7 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
                     f"model.name: expected a model with trainable weights for {plan.name}, got "
                     f"{plan.config.model.name!r}, whose weights are all frozen"
                 )
-            learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
+            learner = plan.learner_type(wrapped, reference, tokenizer, plan.config, device)
         agents.append(Agent(plan.name, policy, tokenizer, plan.config, device, learner, engine))
     return agents
 
@@ -459,7 +485,7 @@ def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
 
 def _make_policies(
     plans: Sequence[AgentPlan], base: LanguageModel
-) -> dict[str, PolicyWithValueHead | WindowPolicy]:
+) -> "dict[str, PolicyWithValueHead | WindowPolicy]":
     """The policies of agents that start from `base`, in their wrappers, by the agents' names."""
     policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
     adapted = base  # with the adapters so far
@@ -482,10 +508,11 @@ def _make_policies(
     }
 
 
-def make_policy(plan: AgentPlan, base: LanguageModel) -> PolicyWithValueHead | WindowPolicy:
+def make_policy(plan: AgentPlan, base: LanguageModel) -> "PolicyWithValueHead | WindowPolicy":
     """An agent's policy in its wrapper: a copy of the base, or with LoRA the base with a new adapter."""
     config = plan.config
-    wrap = PolicyWithValueHead if config.algorithm == "ppo" else WindowPolicy
+    assert plan.learner_type is not None
+    wrap = plan.learner_type.wrapper
     # PEFT and TRL draw adapters and value heads from torch's global generator.
     with Stream(config.seed, Purpose.INITIALIZATION, agent=plan.index).as_global():
         if config.lora.rank:
@@ -496,7 +523,7 @@ def make_policy(plan: AgentPlan, base: LanguageModel) -> PolicyWithValueHead | W
             policy = wrap(adapted)
         else:
             policy = wrap(copy.deepcopy(base))
-    if isinstance(policy, PolicyWithValueHead) and config.ppo.value_head_init == "zeros":
+    if config.algorithm == "ppo" and config.ppo.value_head_init == "zeros":
         for parameter in policy.v_head.parameters():
             torch.nn.init.zeros_(parameter)
     return policy

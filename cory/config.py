@@ -40,7 +40,6 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 
-from cory.algorithms import AlgorithmName, compares_responses
 from cory.errors import UserError
 
 # How a run computes, which changes its numbers by rounding alone.
@@ -88,7 +87,13 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
 PositiveOrAuto = Annotated[int, Field(ge=1)] | Literal["auto"]
 NotEmpty = Annotated[str, Field(min_length=1)]
+AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce"]
 CreditMode = Literal["collective", "mean", "causal", "own", "counterfactual", "information"]
+
+
+def compares_responses(algorithm: AlgorithmName) -> bool:
+    """Whether an algorithm compares the responses to one query, so that it needs several."""
+    return algorithm not in ("ppo", "reinforce")
 
 
 @dataclass(

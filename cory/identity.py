@@ -16,7 +16,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -210,10 +210,11 @@ def data_hash(rows: "Dataset") -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python, the libraries, and this repository's commit where it is a checkout."""
+    """Python, the installed libraries, and this repository's commit where it is a checkout."""
     result = {"python": platform.python_version()}
     for library in LIBRARIES:
-        result[library] = version(library)
+        with suppress(PackageNotFoundError):  # trl
+            result[library] = version(library)
     with suppress(OSError, subprocess.SubprocessError):  # no git, or no checkout
         result["commit"] = commit(Path(__file__).parent)
     return result

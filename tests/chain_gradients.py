@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from cory.credit import assign_credit
-from cory.learners.losses import group_advantages
+from cory.learners.algorithms import group_advantages
 
 ANSWERS = 4  # to a step, for the modes
 BATCH_ANSWERS = 3  # and for whole batches, which have more outcomes

@@ -6,7 +6,7 @@ from dataclasses import replace
 import datasets
 import pytest
 import torch
-from conftest import sentences
+from conftest import count_good, sentences
 from learning import spy
 from questions import PROMPTS, QUESTIONS, make_questions, rows_of
 

@@ -14,18 +14,21 @@ from accelerate import Accelerator
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from cory.algorithms import GROUP_ALGORITHMS
 from cory.config import Config
-from cory.learners import losses
+from cory.learners.adaptive import KLController
+from cory.learners.algorithms import (
+    GROUP_ALGORITHMS,
+    ResponseTokens,
+    group_advantages,
+    share_of_equal_groups,
+)
 from cory.learners.learner import Learner
-from cory.learners.losses import LossTerms
+from cory.learners.losses import LossTerms, total
 from cory.learners.optimizer import make_optimizer
 from cory.learners.records import Evaluation, Experience, ForwardPass, Targets
-from cory.learners.trl_parts import make_kl_controller
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
-from cory.parallel import distributed
 from cory.parallel.devices import to_device
 
 
@@ -54,17 +57,15 @@ class WindowPolicy(torch.nn.Module):
 
 
 class GroupLearner(Learner):
-    """One agent's learner by `config.algorithm`, one of `GROUP_ALGORITHMS`; formulas:
-    `group_advantages`, `group_losses`.
-
-    The KL to the reference acts where the algorithm has it: in the `reward` each response loses
-    `eta * sum_t log(pi / pi_0)` (k1, sampled); the `loss` gets eta times the k3 estimate times the probability ratio.
+    """One agent's learner by `config.algorithm`; formulas: `cory/learners/algorithms.py`.
 
     Args:
         wrapped: the policy on its device, without a value head.
         reference, tokenizer, config, device: see `Learner`. The settings of values and GAE are
             ignored.
     """
+
+    wrapper = WindowPolicy
 
     def __init__(
         self,
@@ -82,31 +83,23 @@ class GroupLearner(Learner):
             model=model,
             optimizer=optimizer,
             accelerator=accelerator,
-            kl_controller=make_kl_controller(config.ppo),
+            kl_controller=KLController(config.ppo),
             reference=reference,
             tokenizer=tokenizer,
             config=config,
             device=device,
         )
-        self.rule = GROUP_ALGORITHMS[config.algorithm]
+        self.algorithm = GROUP_ALGORITHMS[config.algorithm](config)
 
     def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """As of every learner, but for DAPO: 0 where a response was cut at its limit, and a mean over
-        tokens in place of responses.
-        """
-        weights = super().row_weights(rollouts)
+        """The weight (rows,) of each response in the loss, a mean over responses."""
         lengths = [len(ids) for rollout in rollouts for ids in rollout.response_ids]
-        if self.rule.needs_end:
-            finished = [ended for rollout in rollouts for ended in rollout.finished]
-            weights = weights * to_device(torch.tensor(finished), self.device)
-            lengths = [n * ended for n, ended in zip(lengths, finished, strict=True)]
-        if self.rule.loss_over == "batch":
-            # The loss is a mean over responses, so it is divided by the mean number of tokens in
-            # one, over all processes.
-            tokens = to_device(torch.tensor(sum(lengths)), self.device)
-            tokens = distributed.all_reduce_sum(tokens) / distributed.world_size()
-            weights = weights * len(lengths) / tokens.clamp(min=1)
-        return weights
+        finished = [ended for rollout in rollouts for ended in rollout.finished]
+        return self.algorithm.weights(
+            super().row_weights(rollouts),
+            to_device(torch.tensor(lengths), self.device),
+            to_device(torch.tensor(finished), self.device),
+        )
 
     def targets(
         self, old: Evaluation, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
@@ -118,14 +111,14 @@ class GroupLearner(Learner):
             for rollout in rollouts
         ]
         shares = [
-            losses.share_of_equal_groups(of_role, group) if group > 1 else None
+            share_of_equal_groups(of_role, group) if group > 1 else None
             for of_role, group in zip(rewards.split(sizes), groups, strict=True)
         ]
-        if self.rule.kl_in == "reward":
-            log_ratios = (old.logprobs - old.ref_logprobs) * mask
+        if self.algorithm.kl_in_reward:
+            log_ratios = (old.logprobs - old.ref_logprobs) * mask  # k1, sampled
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
         advantages = [
-            losses.group_advantages(
+            group_advantages(
                 of_role, self.config.algorithm, self.config.chains_per_query, rollout.branches
             )
             for of_role, rollout in zip(rewards.split(sizes), rollouts, strict=True)
@@ -141,19 +134,19 @@ class GroupLearner(Learner):
         responses: int,
     ) -> LossTerms:
         """The clipped loss, whose mean is over responses."""
-        terms = losses.group_losses(
+        response_tokens = ResponseTokens(
             logprobs=new.logprobs,
-            entropies=entropies,
             old_logprobs=rows.old.logprobs,
             ref_logprobs=rows.old.ref_logprobs,
             advantages=rows.targets.advantages,
             mask=rows.mask,
-            weights=rows.weights,
-            algorithm=self.config.algorithm,
-            cliprange=self.ppo.cliprange,
-            max_new_tokens=self.config.sampling.max_new_tokens,
-            kl_coef=self.kl_controller.value if self.rule.kl_in == "loss" else 0.0,
-            cliprange_high=self.ppo.cliprange_high,
         )
-        loss = terms.loss / responses
-        return terms.over(tokens)._replace(loss=loss, policy_loss=loss)
+        terms = self.algorithm.losses(response_tokens, self.kl_controller.value)
+        loss = (rows.weights * terms.losses).sum() / responses
+        return LossTerms(
+            loss=loss,
+            policy_loss=loss,
+            entropy=total(entropies, rows.mask) / tokens,
+            clip_fraction=total(terms.is_clipped, rows.mask) / tokens,
+            ratio=total(terms.ratio.detach(), rows.mask) / tokens,
+        )

@@ -16,6 +16,7 @@ import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,11 @@ from transformers import PreTrainedTokenizerBase
 from cory.config import Config
 from cory.errors import NotFinite
 from cory.learners import losses
+from cory.learners.adaptive import KLController, RewardMoments
 from cory.learners.losses import LossTerms
 from cory.learners.memory import PassSize
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.records import Evaluation, Experience, ForwardPass, Step, Targets, UpdateStats
-from cory.learners.trl_parts import KLController, RewardMoments
 from cory.metrics import full_kl
 from cory.models import window
 from cory.models.lora import LanguageModel
@@ -54,7 +55,7 @@ class Learner(ABC):
         optimizer: of the model's trained parameters, as the accelerator has prepared it.
         accelerator: exchanges gradients between processes. It places nothing, as its device is that
             of the process.
-        kl_controller: TRL's controller of the KL coefficient.
+        kl_controller: of the KL coefficient; PPO's is TRL's.
         reference: pi_0 in its wrapper on the same device, frozen; may be shared by several learners.
             None: the policy with its adapters off.
         tokenizer: of the policy.
@@ -81,7 +82,7 @@ class Learner(ABC):
         self.optimizer = optimizer
         self.accelerator = accelerator
         self.kl_controller = kl_controller
-        self.reward_moments = RewardMoments(accelerator)
+        self.reward_moments = RewardMoments()
         self.tokenizer = tokenizer
         self.config = config
         self.ppo = config.ppo
@@ -465,19 +466,13 @@ class Learner(ABC):
         """Resets the optimizer's state, the KL coefficient and the reward moments, as a new trainer would."""
         self.optimizer.state.clear()
         self.kl_controller.value = self.ppo.init_kl_coef
-        self.reward_moments = RewardMoments(self.accelerator)
+        self.reward_moments = RewardMoments()
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Trained weights and the optimizer's state; the KL coefficient and reward moments as json."""
-        moments = self.reward_moments
         numbers = {
             "kl_coef": self.kl_controller.value,
-            "moments": {
-                "mean": moments.mean,
-                "std": moments.std,
-                "var": moments.var,
-                "count": moments.count,
-            },
+            "moments": asdict(self.reward_moments),
         }
         return tensors_of(self._trained(), self.optimizer), numbers
 
@@ -485,7 +480,7 @@ class Learner(ABC):
         """Loads what `save_state` returned. If a weight is missing or misfits, raises a ValueError, nothing changed."""
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
-        self.reward_moments = RewardMoments(self.accelerator, **numbers["moments"])
+        self.reward_moments = RewardMoments(**numbers["moments"])
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
         """The trained parameters by name, in the optimizer's order."""

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cory.algorithms import GROUP_ALGORITHMS
 from cory.parallel import distributed
 
 
@@ -155,6 +154,19 @@ class LossTerms(NamedTuple):
         return LossTerms._make(None if term is None else term / count for term in self)
 
 
+def clipped_losses(
+    ratio: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None
+) -> tuple[Tensor, Tensor]:
+    """`-min(ratio * A, clip(ratio) * A)` (Eq. 11), and whether the clipped one is taken.
+
+    The ratio is clipped to `1 - cliprange` and `1 + cliprange_high` (None: `cliprange`).
+    """
+    high = cliprange if cliprange_high is None else cliprange_high
+    unclipped = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1.0 - cliprange, 1.0 + high)
+    return torch.max(unclipped, clipped), clipped.detach() > unclipped.detach()
+
+
 def ppo_losses(
     *,
     logprobs: Tensor,
@@ -184,147 +196,26 @@ def ppo_losses(
         cliprange_high: of a ratio above 1; None: `cliprange`.
     """
     ratio = ((logprobs - old_logprobs) * mask).exp()  # 1 at padding, where it could overflow
-    unclipped = -advantages * ratio
-    clipped = -advantages * _clip(ratio, cliprange, cliprange_high)
-    policy_loss = _total(weights[:, None] * torch.max(unclipped, clipped), mask)  # Eq. 11
+    policy_losses, is_clipped = clipped_losses(ratio, advantages, cliprange, cliprange_high)
+    policy_loss = total(weights[:, None] * policy_losses, mask)  # Eq. 11
 
     clipped_values = torch.max(
         torch.min(values, old_values + cliprange_value), old_values - cliprange_value
     )
     error = (values - returns).square()
     clipped_error = (clipped_values - returns).square()
-    value_loss = 0.5 * _total(weights[:, None] * torch.max(error, clipped_error), mask)
+    value_loss = 0.5 * total(weights[:, None] * torch.max(error, clipped_error), mask)
 
     return LossTerms(
         loss=policy_loss + vf_coef * value_loss,  # Eq. 13
         policy_loss=policy_loss,
-        entropy=_total(entropies, mask),
-        clip_fraction=_total(clipped.detach() > unclipped.detach(), mask),
-        ratio=_total(ratio.detach(), mask),
+        entropy=total(entropies, mask),
+        clip_fraction=total(is_clipped, mask),
+        ratio=total(ratio.detach(), mask),
         value_loss=value_loss,
     )
 
 
-def _total(x: Tensor, mask: Tensor) -> Tensor:
-    """The sum over response tokens."""
+def total(x: Tensor, mask: Tensor) -> Tensor:
+    """The sum over response tokens; a column holds for all tokens of its row."""
     return (x * mask).sum()
-
-
-def _clip(ratio: Tensor, cliprange: float, cliprange_high: float | None) -> Tensor:
-    """The probability ratio within its range."""
-    high = cliprange if cliprange_high is None else cliprange_high
-    return ratio.clamp(1.0 - cliprange, 1.0 + high)
-
-
-def group_advantages(rewards: Tensor, algorithm: str, group_size: int, branches: int = 1) -> Tensor:
-    """The advantage of each response, from the rewards of its role alone.
-
-    Args:
-        rewards: (rows,), those of a group one after the other, then the next group's.
-        algorithm: its name in `GROUP_ALGORITHMS`, which says what its baseline is.
-        group_size: chains per query, which are a group.
-        branches: above 1, so many responses to the same response of the role before are a group instead. The mean of
-            the others is then REINFORCE's baseline, too: they share all that the response depends on.
-
-    The mean of the role's batch is over all processes; a standard deviation gets 1e-4 added.
-
-    >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
-    [-2.0, 2.0, 0.0, 0.0]
-    """
-    rule = GROUP_ALGORITHMS[algorithm]
-    if branches > 1:
-        group_size = branches
-    elif rule.baseline == "batch":
-        total = distributed.all_reduce_sum(rewards.sum(0, keepdim=True)) / distributed.world_size()
-        return rewards - total / len(rewards)
-    groups = rewards.view(-1, group_size)
-    centred = groups - groups.mean(1, keepdim=True)
-    if rule.baseline != "group":
-        # Equals subtracting the mean of the others.
-        centred = centred * group_size / (group_size - 1)
-    if rule.divides_by_std:
-        centred = centred / (groups.std(1, keepdim=True) + 1e-4)
-    return centred.flatten()
-
-
-def share_of_equal_groups(rewards: Tensor, group_size: int) -> float:
-    """The share of groups, over all processes, whose rewards are all equal.
-
-    >>> share_of_equal_groups(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2)
-    0.5
-    """
-    groups = rewards.view(-1, group_size)
-    equal = (groups == groups[:, :1]).all(1).float().mean()
-    return (distributed.all_reduce_sum(equal) / distributed.world_size()).item()
-
-
-def group_losses(
-    *,
-    logprobs: Tensor,
-    entropies: Tensor,
-    old_logprobs: Tensor,
-    ref_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    weights: Tensor,
-    algorithm: str,
-    cliprange: float,
-    max_new_tokens: int,
-    kl_coef: float,
-    cliprange_high: float | None = None,
-) -> LossTerms:
-    """The clipped loss, summed over responses, and statistics summed over response tokens.
-
-    `GROUP_ALGORITHMS` says over what the loss of a response is taken. With a mean over the tokens of
-    the batch it is their sum: the weights divide by the mean number of tokens.
-
-    Args:
-        logprobs, entropies: of the policy being trained; all tensors but the weights are (batch, R).
-        old_logprobs: of the policy that sampled.
-        ref_logprobs: of the reference.
-        advantages: equal along a row.
-        mask: 1 where there is a response token.
-        weights: (batch,), of each response in the loss.
-        algorithm: its name in `GROUP_ALGORITHMS`.
-        cliprange: of the probability ratio.
-        max_new_tokens: that of the settings.
-        kl_coef: of the KL to the reference as a term of each token's loss, 0: none. It is the ratio, not clipped,
-            times the k3 estimate `exp(d) - d - 1`, `d` the reference's log-probability minus the
-            policy's (Schulman, 2020). The gradient goes through both: that of k3 alone is not the
-            KL's, even where the ratio is 1.
-        cliprange_high: of a ratio above 1; None: `cliprange`.
-    """
-    loss_over = GROUP_ALGORITHMS[algorithm].loss_over
-    of_responses = loss_over == "response"
-
-    difference = (logprobs - old_logprobs) * mask
-    if of_responses:
-        # Clamped far above any clip range: a long response's ratio could exceed float32.
-        ratio = difference.sum(1, keepdim=True).clamp(max=20.0).exp()
-        advantages = advantages[:, :1]
-    else:
-        ratio = difference.exp()
-    unclipped = -advantages * ratio
-    clipped = -advantages * _clip(ratio, cliprange, cliprange_high)
-    policy_terms = torch.max(unclipped, clipped)
-
-    if of_responses:
-        response_losses = policy_terms[:, 0]
-    else:
-        if kl_coef:
-            gap = (ref_logprobs - logprobs) * mask
-            policy_terms = policy_terms + kl_coef * ratio * (gap.exp() - gap - 1)
-        response_losses = (policy_terms * mask).sum(1)
-        if loss_over == "tokens":
-            response_losses = response_losses / mask.sum(1)
-        elif loss_over == "limit":
-            response_losses = response_losses / max_new_tokens
-
-    loss = (weights * response_losses).sum()
-    return LossTerms(
-        loss=loss,
-        policy_loss=loss,
-        entropy=_total(entropies, mask),
-        clip_fraction=_total((clipped.detach() > unclipped.detach()).expand_as(mask), mask),
-        ratio=_total(ratio.detach().expand_as(mask), mask),
-    )

@@ -6,8 +6,7 @@ import torch
 from conftest import make_gpt2
 
 from cory.config import Config, PPOConfig
-from cory.learners.ppo import PPOLearner
-from cory.learners.trl_parts import PolicyWithValueHead
+from cory.learners.ppo import PolicyWithValueHead, PPOLearner
 
 
 def policies(tokenizer, wrapper):

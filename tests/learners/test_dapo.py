@@ -9,7 +9,7 @@ from group_learner import logprobs, make, update
 from ragged import ragged, rollout_of, weights
 
 from cory.agent import make_agents
-from cory.learners.losses import group_advantages
+from cory.learners.algorithms import group_advantages
 from cory.parallel import distributed
 
 FINISHED = [True, False, True, True, True, True, False, True]

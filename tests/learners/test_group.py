@@ -10,7 +10,8 @@ from group_learner import GROUP, LONGEST, logprobs, make, update
 from ragged import ragged, weights
 
 import cory.learners.learner
-from cory.learners import losses
+from cory.config import Config
+from cory.learners.algorithms import GROUP_ALGORITHMS, ResponseTokens
 from cory.models.window import share_prompts
 
 
@@ -135,18 +136,9 @@ def test_the_ratio_that_is_watched_is_the_one_in_the_loss(algorithm, of_response
     """A response's ratio is the product of its tokens': 50 of exp(0.1) make 148, far above `ratio_threshold`."""
     mask = torch.ones(2, 50)
     old = torch.full((2, 50), -2.0)
-    terms = losses.group_losses(
-        logprobs=old + 0.1,
-        entropies=old,
-        old_logprobs=old,
-        ref_logprobs=old,
-        advantages=-mask,
-        mask=mask,
-        weights=torch.ones(2),
-        algorithm=algorithm,
-        cliprange=0.2,
-        max_new_tokens=50,
-        kl_coef=0.0,
+    tokens = ResponseTokens(
+        logprobs=old + 0.1, old_logprobs=old, ref_logprobs=old, advantages=-mask, mask=mask
     )
-    mean = (terms.ratio / mask.sum()).item()
+    terms = GROUP_ALGORITHMS[algorithm](Config()).losses(tokens, kl_coef=0.0)
+    mean = (terms.ratio * mask).mean().item()
     assert mean == pytest.approx(math.exp(5.0 if of_responses else 0.1), rel=1e-4)

@@ -15,7 +15,7 @@ import cory.learners.learner
 from cory.config import Config
 from cory.errors import NotFinite, UserError
 from cory.learners import losses, memory
-from cory.learners.trl_parts import trl_config
+from cory.learners.ppo import trl_config
 from cory.models.rollout import Rollout
 from cory.models.window import share_prompts
 

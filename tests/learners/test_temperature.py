@@ -13,8 +13,7 @@ from cory.config import Config, SamplingConfig
 from cory.evaluation.answer import Answerer
 from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
-from cory.learners.ppo import PPOLearner
-from cory.learners.trl_parts import PolicyWithValueHead
+from cory.learners.ppo import PolicyWithValueHead, PPOLearner
 from cory.models import window
 from cory.models.sample import sample
 from cory.models.text import pad_token

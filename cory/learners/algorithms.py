@@ -1,0 +1,223 @@
+"""The algorithms without a value head, each beside its paper's formula: advantages, losses of the responses, and
+where it differs from the others, their weights in the mean over responses.
+
+The responses o_1 ... o_G to one query are a group, with training rewards r_1 ... r_G. Tensors are (rows, R), R the
+longest response in tokens, unless stated. The expectation over queries and the mean over a group are one mean over
+responses, which `GroupLearner` takes.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+from torch import Tensor
+
+from cory.config import AlgorithmName, Config, compares_responses
+from cory.learners.losses import clipped_losses
+from cory.parallel import distributed
+
+STD_EPSILON = 1e-4  # added to a group's standard deviation, as in TRL
+
+
+class ResponseTokens(NamedTuple):
+    """What a loss reads of some rows.
+
+    Args:
+        logprobs: of the policy being trained.
+        old_logprobs: of the policy that sampled.
+        ref_logprobs: of the reference.
+        advantages: equal along a row.
+        mask: 1 where there is a response token.
+    """
+
+    logprobs: Tensor
+    old_logprobs: Tensor
+    ref_logprobs: Tensor
+    advantages: Tensor
+    mask: Tensor
+
+    @property
+    def log_ratios(self) -> Tensor:
+        """`log(pi / pi_old)` of each token, 0 at padding."""
+        return (self.logprobs - self.old_logprobs) * self.mask
+
+
+class ResponseLosses(NamedTuple):
+    """The loss of each response, (rows,), and its probability ratio and whether that was clipped: (rows, R), or
+    (rows, 1) if a response has one ratio.
+    """
+
+    losses: Tensor
+    ratio: Tensor
+    is_clipped: Tensor
+
+
+class GroupAlgorithm(ABC):
+    """One algorithm; `config` has its clip range and length limit."""
+
+    kl_in_reward = False  # else the KL to the reference is a term of each token's loss
+
+    def __init__(self, config: Config) -> None:
+        self.cliprange = config.ppo.cliprange
+        self.cliprange_high = config.ppo.cliprange_high
+        self.max_new_tokens = config.sampling.max_new_tokens
+
+    @staticmethod
+    @abstractmethod
+    def advantages(rewards: Tensor) -> Tensor:
+        """The advantages (groups, G) of responses with these training rewards (groups, G)."""
+
+    @abstractmethod
+    def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
+        """The loss of each response."""
+
+    def weights(self, weights: Tensor, lengths: Tensor, finished: Tensor) -> Tensor:
+        """The weight (rows,) of each response's loss in the mean over responses.
+
+        Args:
+            weights: (rows,), with which rollouts of different sizes count alike; mean 1.
+            lengths: (rows,), in tokens, of all responses of the update in this process.
+            finished: (rows,), whether a response ended before its length limit.
+        """
+        return weights
+
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+        """`-min(ratio * A, clip(ratio) * A)`, and where the second is less."""
+        return clipped_losses(ratio, advantages, self.cliprange, self.cliprange_high)
+
+    def token_losses(self, tokens: ResponseTokens, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
+        """The clipped loss with the KL of each token, 0 at padding; the ratio; whether it was clipped."""
+        ratio = tokens.log_ratios.exp()
+        losses, is_clipped = self.clipped(ratio, tokens.advantages)
+        if kl_coef:
+            losses = losses + token_kl(tokens, ratio, kl_coef)
+        return losses * tokens.mask, ratio, is_clipped
+
+
+def token_kl(tokens: ResponseTokens, ratio: Tensor, kl_coef: float) -> Tensor:
+    """The KL to the reference as a term of each token's loss: `eta * ratio * k3`.
+
+    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The gradient goes through the ratio, too: that of k3
+    alone is not the KL's, even where the ratio is 1.
+    """
+    gap = (tokens.ref_logprobs - tokens.logprobs) * tokens.mask
+    return kl_coef * ratio * (gap.exp() - gap - 1)
+
+
+class RLOO(GroupAlgorithm):
+    """Ahmadian et al., 2024 (arXiv 2402.14740): the other responses' mean is the baseline, a response one action."""
+
+    kl_in_reward = True
+
+    @staticmethod
+    def advantages(rewards: Tensor) -> Tensor:
+        """`r_i - 1 / (G - 1) * sum_{j != i} r_j`, which is `G / (G - 1) * (r_i - mean(r))`."""
+        group_size = rewards.shape[1]
+        return (rewards - rewards.mean(1, keepdim=True)) * group_size / (group_size - 1)
+
+    def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
+        """`min(w A, clip(w) A)`, `w = prod_t pi / pi_old`; at `w = 1` its gradient is the paper's."""
+        # Clamped far above any clip range: a long response's ratio could exceed float32.
+        ratio = tokens.log_ratios.sum(1, keepdim=True).clamp(max=20.0).exp()
+        losses, is_clipped = self.clipped(ratio, tokens.advantages[:, :1])
+        return ResponseLosses(losses[:, 0], ratio, is_clipped)
+
+
+class REINFORCE(RLOO):
+    """Williams, 1992: RLOO's loss, with the role's batch as baseline, so that one response to a query is enough."""
+
+    @staticmethod
+    def advantages(rewards: Tensor) -> Tensor:
+        """`r - mean(r)`, over the batch of all processes."""
+        if rewards.shape[1] > 1:  # observers of one response, who share all that theirs depends on
+            return RLOO.advantages(rewards)
+        total = distributed.all_reduce_sum(rewards[:, 0].sum(0, keepdim=True))
+        return rewards - total / distributed.world_size() / len(rewards)
+
+
+class GRPO(GroupAlgorithm):
+    """Shao et al., 2024 (arXiv 2402.03300), Eq. 3, with rewards of whole responses (Section 4.1.2)."""
+
+    @staticmethod
+    def advantages(rewards: Tensor) -> Tensor:
+        """`(r_i - mean(r)) / std(r)`."""
+        centred = rewards - rewards.mean(1, keepdim=True)
+        return centred / (rewards.std(1, keepdim=True) + STD_EPSILON)
+
+    def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
+        """Eq. 3: `1 / |o_i| * sum_t (min(ratio A, clip(ratio) A) - eta KL)`."""
+        losses, ratio, is_clipped = self.token_losses(tokens, kl_coef)
+        return ResponseLosses(losses.sum(1) / tokens.mask.sum(1), ratio, is_clipped)
+
+
+class DrGRPO(GroupAlgorithm):
+    """Liu et al., 2025 (arXiv 2503.20783): GRPO without its divisions by a length and a deviation."""
+
+    @staticmethod
+    def advantages(rewards: Tensor) -> Tensor:
+        """`r_i - mean(r)`."""
+        return rewards - rewards.mean(1, keepdim=True)
+
+    def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
+        """`sum_t (...)` as in GRPO, over a constant: the length limit (their Listing 1)."""
+        losses, ratio, is_clipped = self.token_losses(tokens, kl_coef)
+        return ResponseLosses(losses.sum(1) / self.max_new_tokens, ratio, is_clipped)
+
+
+class DAPO(GroupAlgorithm):
+    """Yu et al., 2025 (arXiv 2503.14476), Eq. 8: GRPO's advantages, and each token of the batch counts alike.
+
+    A response that was cut at its limit has no loss (Section 3.4, overlong filtering).
+    """
+
+    advantages = staticmethod(GRPO.advantages)  # Eq. 9
+
+    def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
+        """Eq. 8: `sum_t (...)` as in GRPO, with `cliprange_high` above 1."""
+        losses, ratio, is_clipped = self.token_losses(tokens, kl_coef)
+        return ResponseLosses(losses.sum(1), ratio, is_clipped)
+
+    def weights(self, weights: Tensor, lengths: Tensor, finished: Tensor) -> Tensor:
+        """Eq. 8: `1 / sum_i |o_i|` in place of `1 / G`, over the finished responses of all processes."""
+        tokens = distributed.all_reduce_sum((lengths * finished).sum()) / distributed.world_size()
+        return weights * finished * len(lengths) / tokens.clamp(min=1)
+
+
+GROUP_ALGORITHMS: dict[AlgorithmName, type[GroupAlgorithm]] = {
+    "reinforce": REINFORCE,
+    "rloo": RLOO,
+    "grpo": GRPO,
+    "dr_grpo": DrGRPO,
+    "dapo": DAPO,
+}
+
+
+def group_advantages(
+    rewards: Tensor, algorithm: AlgorithmName, group_size: int, branches: int = 1
+) -> Tensor:
+    """The advantage of each response, from the rewards of its role alone.
+
+    Args:
+        rewards: (rows,), those of a group one after the other, then the next group's.
+        algorithm: its name in `GROUP_ALGORITHMS`.
+        group_size: chains per query, which are a group; REINFORCE compares the whole batch.
+        branches: above 1, so many responses to the same response of the role before are a group instead.
+
+    >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
+    [-2.0, 2.0, 0.0, 0.0]
+    """
+    if branches > 1:
+        group_size = branches
+    elif not compares_responses(algorithm):
+        group_size = 1
+    return GROUP_ALGORITHMS[algorithm].advantages(rewards.view(-1, group_size)).flatten()
+
+
+def share_of_equal_groups(rewards: Tensor, group_size: int) -> float:
+    """The share of groups, over all processes, whose rewards are all equal.
+
+    >>> share_of_equal_groups(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2)
+    0.5
+    """
+    groups = rewards.view(-1, group_size)
+    equal = (groups == groups[:, :1]).all(1).float().mean()
+    return (distributed.all_reduce_sum(equal) / distributed.world_size()).item()
