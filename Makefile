@@ -70,13 +70,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Setting up $(VENV): PyTorch is a download of gigabytes on Linux."
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet -c constraints.txt torch
-	$(RUN) -m pip install --quiet -c constraints.txt -e .
+	$(RUN) -m pip install --quiet -c constraints.txt -e '.[ppo]'
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(RUN) -m pip install --quiet -c constraints.txt -e '.[dev]'
+	$(RUN) -m pip install --quiet -c constraints.txt -e '.[ppo,dev]'
 	touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
-	$(RUN) -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(RUN) -m pip install --quiet -c constraints.txt -e '.[ppo,docs]'
 	touch $@

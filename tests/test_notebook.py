@@ -74,7 +74,9 @@ def test_install_leaves_what_fits_and_pins_the_rest(install, tmp_path):
     (checkout / "cory").mkdir(parents=True)
     (checkout / "cory/trainer.py").touch()
     wanted = ["torch>=2", "typing_extensions>=999", "none-such[extra]>=1"]
-    (checkout / "pyproject.toml").write_text(f"[project]\ndependencies = {wanted}\n")
+    (checkout / "pyproject.toml").write_text(
+        f"[project]\ndependencies = {wanted[:2]}\noptional-dependencies.ppo = {wanted[2:]}\n"
+    )
     (checkout / "constraints.txt").write_text(
         "# tested\ntorch==0.1\ntyping-extensions==999.0\nnone_such==1.0\nof_it==2\n"
     )
@@ -82,7 +84,7 @@ def test_install_leaves_what_fits_and_pins_the_rest(install, tmp_path):
         RuntimeError, match=r"could not install \['none-such', 'typing-extensions'\]"
     ):
         install(tmp_path)
-    assert install.magics == [("pip", "install --quiet -c runs/constraints.txt -e .")]
+    assert install.magics == [("pip", "install --quiet -c runs/constraints.txt -e '.[ppo]'")]
     pins = (checkout / "runs/constraints.txt").read_text().splitlines()
     assert pins == ["# tested", "typing-extensions==999.0", "none_such==1.0", "of_it==2"]
 

@@ -69,14 +69,15 @@ def test_environments_agree():
     """environment.yml, uv's pins and constraints.txt with pyproject.toml."""
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     dependencies = environment["dependencies"][-1]["pip"]
-    assert dependencies == ["-c constraints.txt", *PROJECT["dependencies"]]
+    extras = PROJECT["optional-dependencies"]
+    tested = PROJECT["dependencies"] + extras["ppo"]
+    assert dependencies == ["-c constraints.txt", *tested]
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if not line.startswith("#")]
     assert PYPROJECT["tool"]["uv"]["constraint-dependencies"] == pins
-    extras = PROJECT["optional-dependencies"]
-    for requirement in map(Requirement, PROJECT["dependencies"] + extras["dev"] + extras["docs"]):
+    for requirement in map(Requirement, tested + extras["dev"] + extras["docs"]):
         assert requirement.specifier.contains(CONSTRAINTS[requirement.name.lower()]), requirement
-    for name in map(name_of, PROJECT["dependencies"]):
+    for name in map(name_of, tested):
         assert version(name).split("+")[0] == CONSTRAINTS[name]
 
 
@@ -212,7 +213,7 @@ def test_few_files_touch_trl_and_peft():
     def using(library: str) -> list[str]:
         return sorted(str(path.relative_to(ROOT)) for path in SOURCES if library in libraries(path))
 
-    assert using("trl") == ["cory/learners/ppo.py", "cory/learners/trl_parts.py"]
+    assert using("trl") == ["cory/learners/ppo.py"]
     # PEFT is imported by the folder's __init__ first, which keeps bitsandbytes out.
     assert all(file.startswith(("cory/models/", "cory/learners/")) for file in using("peft"))
     assert using("bitsandbytes") == []

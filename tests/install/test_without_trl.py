@@ -1,0 +1,58 @@
+"""Group learners run without TRL and beside a newer one; PPO is then refused."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
+SIZES = ["--iterations=2", "--ppo.batch_size=8", "--ppo.mini_batch_size=8"]
+
+
+def train(packages: list[Path], output: Path, algorithm: str) -> subprocess.CompletedProcess[str]:
+    """A pair on IMDB's toy, in an interpreter that has the packages of these folders alone."""
+    script = [ROOT / "imdb_train/cory.py", "--algorithm", algorithm, "--output", output, *SIZES]
+    path = os.pathsep.join(map(str, packages))
+    return subprocess.run(
+        [sys.executable, "-S", *map(str, script)],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+def check(packages: list[Path], folder: Path, installed: str) -> None:
+    done = train(packages, folder / "grpo", "grpo")
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert {"agent_1", "agent_2"} <= {path.name for path in (folder / "grpo").iterdir()}
+    done = train(packages, folder / "ppo", "ppo")
+    assert done.returncode and not (folder / "ppo").exists()
+    (line,) = [line for line in done.stderr.splitlines() if "algorithm: " in line]
+    assert "expected trl==0.11.4 for ppo" in line and "'.[ppo]'" in line
+    assert line.endswith(f"got {installed}")
+
+
+def test_a_pair_trains_without_trl_and_ppo_is_refused(tmp_path):
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    for entry in SITE_PACKAGES.iterdir():
+        if entry.name != "trl" and not entry.name.startswith("trl-"):
+            (packages / entry.name).symlink_to(entry)
+    check([packages], tmp_path, "none")
+
+
+@pytest.mark.slow
+def test_a_pair_trains_beside_the_newest_trl(tmp_path):
+    packages = tmp_path / "packages"
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", packages, "trl"]
+    installed = subprocess.run(command, capture_output=True, text=True)
+    if installed.returncode:
+        pytest.skip(f"pip has no trl: {installed.stderr.strip().splitlines()[-1]}")
+    (metadata,) = packages.glob("trl-*.dist-info")
+    version = metadata.name.removeprefix("trl-").removesuffix(".dist-info")
+    assert int(version.split(".")[0]) >= 1
+    check([packages, SITE_PACKAGES], tmp_path, version)
