@@ -5,7 +5,7 @@
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
@@ -450,7 +450,8 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
                     f"model.name: expected a model with trainable weights for {plan.name}, got "
                     f"{plan.config.model.name!r}, whose weights are all frozen"
                 )
-            learner = plan.learner_type(wrapped, reference, tokenizer, plan.config, device)
+            make_learner: Callable[..., Learner] = plan.learner_type
+            learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
         agents.append(Agent(plan.name, policy, tokenizer, plan.config, device, learner, engine))
     return agents
 
@@ -524,6 +525,7 @@ def make_policy(plan: AgentPlan, base: LanguageModel) -> "PolicyWithValueHead | 
         else:
             policy = wrap(copy.deepcopy(base))
     if config.algorithm == "ppo" and config.ppo.value_head_init == "zeros":
-        for parameter in policy.v_head.parameters():
-            torch.nn.init.zeros_(parameter)
+        for name, parameter in policy.named_parameters():
+            if name.startswith("v_head."):
+                torch.nn.init.zeros_(parameter)
     return policy

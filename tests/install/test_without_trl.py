@@ -37,7 +37,7 @@ def check(packages: list[Path], folder: Path, installed: str) -> None:
 
 
 def test_a_pair_trains_without_trl_and_ppo_is_refused(tmp_path):
-    packages = tmp_path / "packages"
+    packages = tmp_path / "site-packages"  # by this name, dill knows installed modules
     packages.mkdir()
     for entry in SITE_PACKAGES.iterdir():
         if entry.name != "trl" and not entry.name.startswith("trl-"):
@@ -47,7 +47,7 @@ def test_a_pair_trains_without_trl_and_ppo_is_refused(tmp_path):
 
 @pytest.mark.slow
 def test_a_pair_trains_beside_the_newest_trl(tmp_path):
-    packages = tmp_path / "packages"
+    packages = tmp_path / "site-packages"
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--target", packages, "trl"]
     installed = subprocess.run(command, capture_output=True, text=True)
     if installed.returncode:
