@@ -202,7 +202,7 @@ def group_advantages(
         group_size: chains per query, which are a group; REINFORCE compares the whole batch.
         branches: above 1, so many responses to the same response of the role before are a group instead.
 
-    >>> group_advantages(torch.tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
+    >>> group_advantages(Tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
     [-2.0, 2.0, 0.0, 0.0]
     """
     if branches > 1:
@@ -215,7 +215,7 @@ def group_advantages(
 def share_of_equal_groups(rewards: Tensor, group_size: int) -> float:
     """The share of groups, over all processes, whose rewards are all equal.
 
-    >>> share_of_equal_groups(torch.tensor([1.0, 3.0, 5.0, 5.0]), 2)
+    >>> share_of_equal_groups(Tensor([1.0, 3.0, 5.0, 5.0]), 2)
     0.5
     """
     groups = rewards.view(-1, group_size)
