@@ -42,7 +42,8 @@ class Case:
         trainer: TRL's, grpo or rloo. beta: KL coefficient.
         loss, scale: GRPO's `loss_type` and `scale_rewards`.
         kl_ratio: whether the k3 term is multiplied by the probability ratio, GRPO's `use_bias_correction_kl`.
-        high: clip range above 1, GRPO's `epsilon_high`.
+        low, high: clip range, and that above 1, GRPO's `epsilon` and `epsilon_high`.
+        level: of the probability ratio, GRPO's `importance_sampling_level`.
         needs_end: whether responses without an end are left out, GRPO's `mask_truncated_completions`.
     """
 
@@ -52,7 +53,9 @@ class Case:
     loss: str = "grpo"
     scale: str = "group"
     kl_ratio: bool = True
+    low: float = 0.2
     high: float | None = None
+    level: str = "token"
     needs_end: bool = False
 
 
@@ -67,6 +70,8 @@ CASES = {
     "dapo": Case("dapo", loss="dapo", needs_end=True),
     "dapo, KL, higher clip": Case("dapo", beta=0.04, loss="dapo", high=0.28, needs_end=True),
     "dapo, all responses": Case(None, loss="dapo"),
+    "gspo": Case("gspo", low=0.02, level="sequence"),
+    "gspo, higher clip": Case("gspo", low=0.02, high=0.03, level="sequence"),
     "rloo": Case("rloo", "rloo"),
     "rloo, k1 in the reward": Case("rloo", "rloo", beta=0.05),
 }
@@ -151,7 +156,9 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
         "loss_type": case.loss,
         "scale_rewards": case.scale,
         "use_bias_correction_kl": case.kl_ratio,
+        "epsilon": case.low,
         "epsilon_high": case.high,
+        "importance_sampling_level": case.level,
         "mask_truncated_completions": case.needs_end,
     }
     settings = (trl.GRPOConfig if case.trainer == "grpo" else trl.RLOOConfig)(
@@ -205,6 +212,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
         mini_batch_size=size,
         init_kl_coef=case.beta,
         adaptive_kl=False,
+        cliprange=case.low,
         cliprange_high=case.high,
     )
     sampling = SamplingConfig(max_new_tokens=LONGEST)

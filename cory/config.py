@@ -87,7 +87,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 OptionalPositive = Annotated[float | None, Field(gt=0)]
 PositiveOrAuto = Annotated[int, Field(ge=1)] | Literal["auto"]
 NotEmpty = Annotated[str, Field(min_length=1)]
-AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce"]
+AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce"]
 CreditMode = Literal["collective", "mean", "causal", "own", "counterfactual", "information"]
 
 
@@ -420,7 +420,7 @@ class PPOConfig(Settings):
             (PPO).
         max_grad_norm: Gradient norm to clip at; null for none.
         ratio_threshold: Where the mean probability ratio of a mini-batch (with reinforce and rloo that of the whole
-            response at each of its tokens) exceeds this, the step's gradient is set to
+            response at each of its tokens, with gspo its geometric mean) exceeds this, the step's gradient is set to
             zero and counted in `dropped_steps`.
         reward_scaling: Divide training rewards by their running standard deviation, unless all so far are alike.
         reward_normalization: With reward_scaling, also subtract their running mean.
@@ -582,7 +582,8 @@ class Config(Settings):
         iterations: Iterations of Algorithm 1, each on one batch of queries.
         algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
             divisions by standard deviation and length), `dapo` (GRPO with a mean over the tokens of the batch, without
-            responses that were cut), `rloo` or `reinforce`: docs/learners.md.
+            responses that were cut), `gspo` (GRPO with one ratio for each response), `rloo` or `reinforce`:
+            docs/learners.md.
         group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO,
             DAPO and RLOO, else 1.
         branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has

@@ -170,7 +170,15 @@ def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
 
 @pytest.mark.parametrize(
     ("algorithm", "chains"),
-    [("ppo", 1), ("reinforce", 1), ("grpo", 4), ("dr_grpo", 4), ("dapo", 4), ("rloo", 4)],
+    [
+        ("ppo", 1),
+        ("reinforce", 1),
+        ("grpo", 4),
+        ("dr_grpo", 4),
+        ("dapo", 4),
+        ("gspo", 4),
+        ("rloo", 4),
+    ],
 )
 def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains):
     """Of a whole file, too, as a run's config.yaml is: it says `auto`, as the command line did."""

@@ -182,12 +182,33 @@ class DAPO(GroupAlgorithm):
         return weights * finished * len(lengths) / tokens.clamp(min=1)
 
 
+class GSPO(GroupAlgorithm):
+    """Zheng et al., 2025 (arXiv 2507.18071), Eq. 5: one ratio for each response, clipped, and GRPO's advantages.
+
+    The paper has no KL; here it is GRPO's, with the ratio of each token.
+    """
+
+    advantages = staticmethod(GRPO.advantages)  # Eq. 6
+
+    def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
+        """Eq. 5: `min(s A, clip(s) A)`, with `s = exp(1 / |o_i| * sum_t log(pi / pi_old))` (Eq. 7)."""
+        lengths = tokens.mask.sum(1)
+        ratio = (tokens.log_ratios.sum(1) / lengths).exp()[:, None]  # Eq. 7
+        losses, is_clipped = self.clipped(ratio, tokens.advantages[:, :1])
+        response_losses = losses[:, 0]  # Eq. 5
+        if kl_coef:
+            kl = token_kl(tokens, tokens.log_ratios.exp(), kl_coef)
+            response_losses = response_losses + (kl * tokens.mask).sum(1) / lengths
+        return ResponseLosses(response_losses, ratio, is_clipped)
+
+
 GROUP_ALGORITHMS: dict[AlgorithmName, type[GroupAlgorithm]] = {
     "reinforce": REINFORCE,
     "rloo": RLOO,
     "grpo": GRPO,
     "dr_grpo": DrGRPO,
     "dapo": DAPO,
+    "gspo": GSPO,
 }
 
 

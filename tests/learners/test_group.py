@@ -27,7 +27,7 @@ def plain_advantages(rewards, algorithm):
             others = [other for j, other in enumerate(group) if j != i]
             baselines = {"rloo": sum(others) / (GROUP - 1), "reinforce": mean_of_all}
             advantage = r - baselines.get(algorithm, mean)
-            result.append(advantage / (std + 1e-4) if algorithm == "grpo" else advantage)
+            result.append(advantage / (std + 1e-4) if algorithm in ("grpo", "gspo") else advantage)
     return result
 
 
@@ -38,6 +38,8 @@ def plain_loss(model, ref, olds, queries, responses, advantages, algorithm, kl_c
         new = logprobs(model, query, response)
         with torch.no_grad():
             gap_to = logprobs(ref, query, response)
+        if algorithm == "gspo":
+            mean_ratio = torch.exp((new.sum() - old.sum()) / len(response))
         k3 = [
             (torch.exp(gap_to[t] - new[t]) - (gap_to[t] - new[t]) - 1) * kl_coef
             for t in range(len(response))
@@ -48,23 +50,30 @@ def plain_loss(model, ref, olds, queries, responses, advantages, algorithm, kl_c
             continue
         tokens = 0.0
         for t in range(len(response)):
-            ratio = torch.exp(new[t] - old[t])
+            token_ratio = torch.exp(new[t] - old[t])
+            ratio = mean_ratio if algorithm == "gspo" else token_ratio
             tokens = (
                 tokens
                 - torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage)
-                + ratio * k3[t]
+                + token_ratio * k3[t]
             )
-        total = total + tokens / (len(response) if algorithm == "grpo" else LONGEST)
+        total = total + tokens / (LONGEST if algorithm == "dr_grpo" else len(response))
     return total / len(queries)
 
 
 @pytest.mark.parametrize(
     ("algorithm", "shared"),
-    [("grpo", False), ("dr_grpo", True), ("rloo", False), ("reinforce", True)],
+    [
+        ("grpo", False),
+        ("dr_grpo", True),
+        ("gspo", True),
+        ("rloo", False),
+        ("reinforce", True),
+    ],
 )
 def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monkeypatch):
     """The KL is in the loss of GRPO and its variant, and in the reward of the others."""
-    in_loss = algorithm in ("grpo", "dr_grpo")
+    in_loss = algorithm in ("grpo", "dr_grpo", "gspo")
     laid_out = []
     monkeypatch.setattr(
         cory.learners.learner,

@@ -29,6 +29,7 @@ LEARNERS = {
     "grpo": {"group_size": 2, "lora": LoraConfig(rank=4)},
     "dr_grpo": {"group_size": 2},
     "dapo": {"group_size": 2},
+    "gspo": {"group_size": 2},
     "rloo": {"group_size": 2, "branches": 2, "cory": CoryConfig(credit="information")},
     "reinforce": {"cory": CoryConfig(exchange_period=1, credit="counterfactual")},
 }

@@ -22,7 +22,9 @@ def results(tmp_path_factory) -> dict:
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "grpo", "dr_grpo", "dapo", "rloo", "reinforce"])
+@pytest.mark.parametrize(
+    "algorithm", ["ppo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce"]
+)
 def test_metrics_are_those_of_the_cpu(results, algorithm):
     on_cpu, on_sim = results[algorithm]["cpu"], results[algorithm]["sim:0"]
     assert len(on_cpu) == 4
