@@ -86,7 +86,7 @@ class Bench:
 
     def ours(self) -> Callable[[int], Seconds]:
         """`CoryTrainer`."""
-        from cory.agent import make_agents
+        from cory.build import make_agents
         from cory.trainer import CoryTrainer
 
         agents = make_agents(self.config)

@@ -4,7 +4,8 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cory.agent import Agent, make_agents  # noqa: F401
+    from cory.agent import Agent  # noqa: F401
+    from cory.build import make_agents  # noqa: F401
     from cory.chain import RoleSchedule  # noqa: F401
     from cory.config import Config, EvaluationConfig  # noqa: F401
     from cory.credit import assign_credit  # noqa: F401
@@ -31,7 +32,7 @@ HOME = {
     "UserError": "errors",
     "assign_credit": "credit",
     "evaluate": "evaluation.command",
-    "make_agents": "agent",
+    "make_agents": "build",
 }
 __all__ = [*HOME]
 

@@ -7,6 +7,7 @@ import torch
 
 from cory.agent import Agent
 from cory.batch import Batch
+from cory.config import SamplingConfig
 from cory.models.rollout import Rollout
 from cory.models.text import special_tokens
 from cory.roles import Prompt
@@ -48,11 +49,13 @@ class Chain:
     Args:
         agents: by role. An agent may stand twice: one LLM in both roles.
         task: says what each role reads.
+        sampling: of roles without limits of their own.
         transfer: whether later roles read the responses before them (`cory.knowledge_transfer`).
     """
 
     agents: Sequence[Agent]
     task: Task
+    sampling: SamplingConfig
     transfer: bool = True
 
     def roll_out(self, batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
@@ -83,9 +86,7 @@ class Chain:
             responses: of each earlier role; None: the role answers the query alone.
         """
         prompts = self.prompts(role, batch, responses)
-        settings = self.task.prompts.settings(role)
-        limit = self.max_new_tokens(role, batch)
-        rollout = self.agents[role].respond(prompts, limit, generator, settings.stop)
+        rollout = self.agents[role].respond(prompts, self.sampling_of(role, batch), generator)
         name = self.task.prompts.name(role)
         return replace(rollout, role=name, branches=batch.branches_of(role))
 
@@ -101,12 +102,13 @@ class Chain:
             agent.encode,
             special_tokens(agent.tokenizer),
             agent.context_length,
-            self.max_new_tokens(role, batch),
+            self.sampling_of(role, batch).max_new_tokens,
         )
 
-    def max_new_tokens(self, role: int, batch: Batch) -> int:
-        """Returns the most tokens of a role's responses: its own limit, or the batch's."""
-        return self.task.prompts.settings(role).max_new_tokens or batch.max_new_tokens
+    def sampling_of(self, role: int, batch: Batch) -> SamplingConfig:
+        """Returns how a role's responses are sampled: with its own limits, or the batch's."""
+        common = replace(self.sampling, max_new_tokens=batch.max_new_tokens)
+        return self.task.prompts.settings(role).sampling(common)
 
     def roll_out_unread(self, batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
         """Returns the responses of each role after the first where it reads empty responses, for counterfactual credit.

@@ -18,6 +18,7 @@ from typing import Any
 
 from cory.code_files import announce_files
 from cory.command import Arguments, main
+from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.rows import ModelSource, agent_sources, check_run, with_prompts_of
 from cory.roles import check_prompt
@@ -59,44 +60,40 @@ class Chat:
             answering.append(agents[index])
         # Each with itself as its base, as no KL is computed.
         here = choose_device(device)
-        self.models = [load(source._replace(base=source.model), here) for source in answering]
-        self.seed = 0
+        self.models = [
+            load(source._replace(base=source.model), here, Config())[0] for source in answering
+        ]
+        self.lines = 0  # answered so far
 
     def answer(self, line: str) -> list[str]:
         """Lines to print: the response of the base and of each role, with their rewards.
 
         Raises a UserError if the line is a wrong row, or too long for a model.
         """
-        from cory.rewards import score_by_function, score_chains  # it imports torch
+        # Here, as they import torch.
+        from cory.batch import Batch
+        from cory.chain import Chain, role_generators
+        from cory.rewards import score_rollouts, score_team
+        from cory.streams import Purpose
 
         row = {name: [value] for name, value in self._row(line).items()}
-        self.seed += len(self.roles)
         sampling = self.config.sampling.after_training({})
-        texts: list[str] = []
-        ids: list[list[int]] = []
-        for role, model in zip(self.roles, self.models, strict=True):
-            earlier = None
-            if role > 0 and self.config.cory.knowledge_transfer:
-                earlier = [[text] for text in texts[1:]]
-            seed = self.seed + role
-            responses = model.answer(self.task, role, row, earlier, sampling, seed=seed, kl=False)
-            texts += responses.completions
-            ids += responses.completion_ids
-
-        prompt = row.pop("prompt")
+        batch = Batch(row, sampling.max_new_tokens)
+        transfer = self.config.cory.knowledge_transfer
+        rollouts = []
+        for agents in (self.models[:1], self.models[1:]):  # the base, and the run's chain
+            generators = role_generators(0, Purpose.EVALUATION, len(agents), self.lines)
+            rollouts += Chain(agents, self.task, sampling, transfer).roll_out(batch, generators)
+        self.lines += 1
+        texts = [rollout.completions[0] for rollout in rollouts]
         rewards = [""] * len(texts)
         notes = []
         try:
             if self.task.rewards:
-                columns = {name: values * len(texts) for name, values in row.items()}
-                columns["role"] = [self.task.prompts.name(role) for role in self.roles]
-                columns["completion_ids"] = ids
-                scores = score_by_function(
-                    self.task.reward, prompt * len(texts), texts, columns
-                ).total
-                rewards = [f"{reward:+.2f}" for reward in scores.tolist()]
-            if self.task.team is not None:
-                team_reward = score_chains(self.task.team, prompt, [texts[1:]], row)
+                scores = score_rollouts(self.task.reward, batch, rollouts)
+                rewards = [f"{of_role.total.item():+.2f}" for of_role in scores]
+            team_reward = score_team(self.task.team, batch, rollouts[1:])
+            if team_reward is not None:
                 notes.append(f"team reward {team_reward.item():+.2f}")
         except Exception as error:  # such as a column that a prompt lacks, or that has another type
             notes.append(f"no reward: {one_line(f'{type(error).__name__}: {error}')}")

@@ -22,6 +22,7 @@ TITLES = {
     "response_tokens": "length (tokens)",
     # Of an evaluation, besides; a chain's combined reward has the KL of all its calls.
     "chain_kl": "KL, all calls (nats)",
+    "chain_sampled_kl": "sampled KL, all calls (nats)",
     "distinct_1": "distinct-1",
     "tokens": "length (tokens)",
     "perplexity": "perplexity under base",

@@ -201,7 +201,7 @@ class CoryTrainer:
     def chain(self, k: int) -> Chain:
         """Returns the chain of iteration `k`: the agents in their roles (Eq. 5)."""
         agents = [self.agents[index] for index in self.schedule.order(k)]
-        return Chain(agents, self.task, self.config.cory.knowledge_transfer)
+        return Chain(agents, self.task, self.config.sampling, self.config.cory.knowledge_transfer)
 
     def _generators(self, purpose: Purpose, k: int) -> list[torch.Generator]:
         """Returns this process's generators of an iteration, one for each role."""

@@ -27,7 +27,7 @@ def repeat(kept: Mapping[str, Any], where: Path) -> list[dict[str, Any]]:
     """
     import torch
 
-    from cory.agent import make_agents
+    from cory.build import make_agents
     from cory.trainer import CoryTrainer
 
     kind = find_kind(kept["task"])

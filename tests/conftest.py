@@ -36,6 +36,7 @@ from transformers import (
 )
 
 from cory import identity as versions
+from cory.agent import Agent
 from cory.config import CheckpointConfig, Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 from cory.roles import RolePrompts
 from cory.run import plots
@@ -178,6 +179,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return train_tokenizer(sentences(200), vocab_size=320)
 
 
+def answering(policy, tokenizer, chat_template=False, adapter=None) -> Agent:
+    """An agent that does not learn."""
+    config = Config(model=ModelConfig(chat_template=chat_template))
+    return Agent("agent_1", policy, tokenizer, config, policy.device, adapter=adapter)
+
+
 def make_gpt2(tokenizer, seed: int = 0, **changes) -> GPT2LMHeadModel:
     torch.manual_seed(seed)
     settings = dict(vocab_size=len(tokenizer), n_positions=96, n_embd=32, n_layer=2, n_head=2)
@@ -284,7 +291,7 @@ def count_good(prompts, completions):
 
 def make_trainer(config, reward=count_good, callbacks=(), **of_task):
     """A trainer on 20 short prompts, each with a label; the held-out rows are the same."""
-    from cory.agent import make_agents
+    from cory.build import make_agents
     from cory.trainer import CoryTrainer
 
     prompts = [" ".join(text.split()[:4]) for text in sentences(20)]
@@ -331,7 +338,7 @@ def finished(policy_folder, tmp_path_factory) -> Finished:
 
     Tests only read its folder, or change a copy.
     """
-    from cory.agent import make_agents
+    from cory.build import make_agents
     from cory.own_task import OwnConfig, OwnTaskConfig, make_task
     from cory.trainer import CoryTrainer
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import datasets
 from conftest import count_good, sentences
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.roles import RolePrompts
 from cory.task import Task
 from cory.trainer import CoryTrainer

@@ -16,7 +16,7 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, DistilBertForSequenceClassification
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import ModelConfig
 from cory.credit import assign_credit
 from cory.errors import UserError

@@ -6,18 +6,19 @@ import re
 import shutil
 
 import pytest
-from conftest import make_config, sentences
+from conftest import answering, make_config, sentences
 
-import cory.evaluation.answer
-from cory.agent import make_agents
+import cory.agent
+from cory.agent import Agent
+from cory.build import make_agents
 from cory.chat import Chat
 from cory.config import ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation.answer import Answerer
 from cory.models.load import load_policy
 from cory.own_task import OwnConfig, OwnTaskConfig, make_task
 from cory.roles import RolePrompts
 from cory.run.tables import printable
+from cory.streams import Purpose, Stream
 from cory.task import Task
 from cory.trainer import CoryTrainer
 
@@ -56,14 +57,18 @@ def turn(text):
 def read(monkeypatch):
     """The prompts that models have answered, in order."""
     prompts = []
-    respond = Answerer.respond
+    respond = Agent.respond
 
-    def recorded(answerer, asked, *arguments, **options):
+    def recorded(agent, asked, *arguments, **options):
         prompts.extend(asked)
-        return respond(answerer, asked, *arguments, **options)
+        return respond(agent, asked, *arguments, **options)
 
-    monkeypatch.setattr(Answerer, "respond", recorded)
+    monkeypatch.setattr(Agent, "respond", recorded)
     return prompts
+
+
+def shown(answer):
+    return printable(answer).replace("\n", "\n  ")
 
 
 def test_a_prompt_is_answered_by_the_base_and_by_each_role(finished):
@@ -72,8 +77,9 @@ def test_a_prompt_is_answered_by_the_base_and_by_each_role(finished):
     def text(agent, prompt, role):
         folder = finished.folder / agent if agent else finished.config.model.name
         model, tokenizer = load_policy(ModelConfig(str(folder)))
-        answerer = Answerer(model, model, tokenizer)
-        return answerer.respond([prompt], SamplingConfig(1, 6), seed=3 + role).completions[0]
+        generator = Stream(0, Purpose.EVALUATION, role=role).torch()
+        agent = answering(model, tokenizer)
+        return agent.respond([prompt], SamplingConfig(1, 6), generator).completions[0]
 
     pioneer = text("agent_1", QUERY, 0)
     observer = text("agent_2", f'Improve "{QUERY}{pioneer}": {QUERY}', 1)
@@ -84,7 +90,7 @@ def test_a_prompt_is_answered_by_the_base_and_by_each_role(finished):
     }
     for line, (name, answer) in zip(lines[:-1], expected.items(), strict=True):
         reward = answer.count("good") + len(answer) / 50
-        assert line == f"{name} {reward:+.2f} {printable(answer)}"
+        assert line == f"{name} {reward:+.2f} {shown(answer)}"
     assert lines[-1] == "team reward +2.00"
 
 
@@ -125,16 +131,15 @@ def test_a_wrong_row_is_one_line_and_the_chat_goes_on(finished, command, monkeyp
         stream = io.BytesIO(b"\n".join(lines))
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(stream, encoding="utf-8"))
         ended = command("cory.chat", finished.folder, "--device", "cpu")
-        *errors, base, _, _, _ = ended.out.splitlines()
-        assert ended.status == status and base.startswith("base +")
+        errors = [line for line in ended.out.splitlines() if line.startswith("error: ")]
+        assert ended.status == status and "\nbase +" in f"\n{ended.out}"
         assert len(errors) == (len(rows) if status else 0)
-        assert all(line.startswith("error: ") for line in errors)
 
 
 def test_hostile_text_acts_on_no_terminal_and_is_no_line_of_its_own(finished, monkeypatch):
     chat = Chat(finished.folder, "cpu")
     hostile = "\x1b[31mred\u202e\nagent_2 as observer +9.00 good"
-    monkeypatch.setattr(cory.evaluation.answer, "plain_texts", lambda *_: [hostile])
+    monkeypatch.setattr(cory.agent, "plain_texts", lambda *_: [hostile])
     shown = "\n".join(chat.answer(QUERY))
     assert "\x1b" not in shown and "\u202e" not in shown and r"\x1b[31mred\u202e" in shown
     assert "\nagent_2 as observer +9.00" not in shown

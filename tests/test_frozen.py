@@ -7,8 +7,8 @@ import torch
 from conftest import make_trainer, run_iteration
 from transformers import AutoModelForCausalLM
 
-from cory.agent import make_agents
-from cory.config import CheckpointConfig, CoryConfig, LoraConfig
+from cory.build import make_agents
+from cory.config import CheckpointConfig, CoryConfig, LoraConfig, SamplingConfig
 from cory.run.folder import read_rows
 
 FROZEN = [{}, {"trained": False}]
@@ -28,7 +28,7 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, rank):
 
     def answers(agent):
         generator = torch.Generator().manual_seed(0)
-        return agent.respond(["the film was a"] * 8, 6, generator).completions
+        return agent.respond(["the film was a"] * 8, SamplingConfig(1, 6), generator).completions
 
     answered = answers(frozen)
     folder = trainer.train().folder

@@ -12,7 +12,7 @@ from conftest import make_config, sentences
 from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import AgentConfig, LoraConfig, ModelConfig, RoleConfig
 from cory.errors import UserError
 from cory.hub import model_card, upload

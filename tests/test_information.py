@@ -11,7 +11,7 @@ from questions import PROMPTS, make_questions, rows_of
 
 import cory.agent
 import cory.chain
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import CoryConfig, LoraConfig, SamplingConfig
 from cory.errors import UserError
 from cory.iteration import draw_batch

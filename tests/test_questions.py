@@ -10,7 +10,7 @@ from conftest import count_good, sentences
 from learning import spy
 from questions import PROMPTS, QUESTIONS, make_questions, rows_of
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.command import load
 from cory.config import CoryConfig, RoleConfig
 from cory.errors import UserError

@@ -8,7 +8,7 @@ import datasets
 import pytest
 from conftest import PROMPTS, count_good, make_trainer
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import CoryConfig, RoleConfig
 from cory.errors import UserError
 from cory.roles import RolePrompts

@@ -14,7 +14,7 @@ from tokenizers import AddedToken
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import Callback
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import CoryConfig
 from cory.credit import assign_credit
 from cory.errors import UserError

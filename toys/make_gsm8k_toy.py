@@ -13,14 +13,13 @@ from pathlib import Path
 
 from cory.command import main
 from cory.config import ModelConfig, SamplingConfig
-from cory.evaluation.answer import Answerer
 from cory.models.load import load_policy
 from cory.roles import fill
 from cory.run.folder import new_folder
 from gsm8k_train import toy
 from gsm8k_train.config import PIONEER
 from gsm8k_train.task import rule_reward
-from toys.small_models import save_half, train_gpt2, train_tokenizer
+from toys.small_models import answered, save_half, train_gpt2, train_tokenizer
 
 TEXTS = 24000  # solutions
 DRILLS = 4000  # texts of ten calculations each
@@ -56,7 +55,7 @@ def measure(folder: Path = toy.POLICY.parent) -> dict[str, float]:
     problems = toy.problems("test")
     prompts = [fill(PIONEER, {"prompt": p["question"]}) for p in problems]
     settings = SamplingConfig(max_new_tokens=40, stop=["Question:"])
-    answers = Answerer(policy, policy, tokenizer).respond(prompts, settings).completions
+    answers = answered(policy, tokenizer, prompts, settings)
     return {
         "accuracy": sum(rule_reward(prompts, answers, [p["answer"] for p in problems]))
         / len(problems)

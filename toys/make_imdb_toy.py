@@ -18,12 +18,18 @@ from transformers import PreTrainedTokenizerFast
 
 from cory.command import main
 from cory.config import ModelConfig, SamplingConfig
-from cory.evaluation.answer import Answerer
 from cory.models.load import load_policy
 from cory.rewards import Classifier
 from cory.run.folder import new_folder
 from imdb_train import toy
-from toys.small_models import cached, save_half, train_distilbert, train_gpt2, train_tokenizer
+from toys.small_models import (
+    answered,
+    cached,
+    save_half,
+    train_distilbert,
+    train_gpt2,
+    train_tokenizer,
+)
 
 # Target probabilities of the classifier, by mood.
 POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}
@@ -100,7 +106,7 @@ def measure(folder: Path = toy.SHIPPED) -> dict[str, float]:
     held_out = [toy.review(rng) for _ in range(500)]
     texts = [text for text, _ in held_out]
     starts = [" ".join(text.split(" ")[:4]) for text in texts]
-    written = Answerer(policy, policy, tokenizer).respond(starts, SamplingConfig()).completions
+    written = answered(policy, tokenizer, starts, SamplingConfig())
     with torch.no_grad():
         rows = [torch.tensor([tokenizer(text)["input_ids"]]) for text in texts]
         losses = [(policy(input_ids=row, labels=row).loss.item(), row.shape[1] - 1) for row in rows]

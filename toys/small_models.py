@@ -5,7 +5,7 @@ example's `make.py`.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -18,9 +18,14 @@ from transformers import (
     DistilBertForSequenceClassification,
     GPT2Config,
     GPT2LMHeadModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 
+from cory.agent import Agent
+from cory.config import Config, SamplingConfig
+from cory.evaluation.answer import respond
 from cory.models.load import quiet
 from cory.run.folder import UNFINISHED, new_folder
 
@@ -237,3 +242,14 @@ def _fit(
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+
+
+def answered(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str],
+    sampling: SamplingConfig,
+) -> list[str]:
+    """A sampled response to each prompt."""
+    agent = Agent("policy", policy, tokenizer, Config(), policy.device)
+    return respond(agent, policy, prompts, sampling)[0].completions

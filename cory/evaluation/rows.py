@@ -141,6 +141,7 @@ class Lineup:
         kl_coef: eta of the combined reward.
         team_sizes: how many responses a chain has that earns a team reward.
         notes: caveats about the numbers.
+        sampled_kl: whether a run penalizes the sampled KL, which then stands beside the full one.
         date: that of the first run, which chat templates write that write the date; None: today's.
     """
 
@@ -150,6 +151,7 @@ class Lineup:
     kl_coef: float
     team_sizes: set[int]
     notes: list[str]
+    sampled_kl: bool
     date: str | None
 
 
@@ -223,6 +225,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         # Beside the runs' own chains, the longest: a single agent after itself earns what that chain does.
         team_sizes={longest, *roles},
         notes=notes,
+        sampled_kl=any(config.ppo.kl_penalty == "kl" for config in runs.values()),
         date=date,
     )
 

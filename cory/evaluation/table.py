@@ -18,6 +18,7 @@ SHOWN = (
     "task_reward",
     "team_reward",
     "chain_kl",
+    "chain_sampled_kl",  # where a run penalizes it
     "combined_reward",
     "distinct_1",
     "distinct_2",
@@ -145,6 +146,8 @@ def _values_by_query(
         "tokens_read": _summed(chain, "prompt_tokens"),
         "tokens_written": _summed(chain, "tokens"),
     }
+    if "sampled_kl" in of_model[0]:
+        values["chain_sampled_kl"] = _summed(chain, "sampled_kl")
     has_team_reward = "team_rewards" in of_model[0]
     if has_team_reward:
         team_rewards = [mean(record["team_rewards"]) for record in of_model]

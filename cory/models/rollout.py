@@ -1,9 +1,22 @@
 """A batch of responses of one agent: what it reads, and what it answers."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
+
+# With an entry per row, or none.
+COLUMNS = (
+    "prompts",
+    "completions",
+    "prompt_ids",
+    "response_ids",
+    "logprobs",
+    "logits",
+    "finished",
+)
 
 
 @dataclass
@@ -17,6 +30,8 @@ class Rollout:
             moves a batch to the learner's device.
         logprobs: 1-d tensors, of the response tokens, by the engine that sampled them; empty
             without an engine.
+        logits: of each response's tokens, (vocabulary,) each, as they were before warping; empty
+            where they were not kept.
         agent: name of the agent.
         role: name of its role in the chain.
         branches: how many rows, one after the other, answer the same response of the role before
@@ -30,6 +45,7 @@ class Rollout:
     prompt_ids: list[Tensor]
     response_ids: list[Tensor]
     logprobs: list[Tensor] = field(default_factory=list)
+    logits: list[list[Tensor]] = field(default_factory=list)
     agent: str = ""
     role: str = ""
     branches: int = 1
@@ -37,12 +53,14 @@ class Rollout:
 
     def rows(self, index: slice) -> "Rollout":
         """Some of its rows."""
-        return replace(
-            self,
-            prompts=self.prompts[index],
-            completions=self.completions[index],
-            prompt_ids=self.prompt_ids[index],
-            response_ids=self.response_ids[index],
-            logprobs=self.logprobs[index],
-            finished=self.finished[index],
-        )
+        return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS})
+
+
+def joined(rollouts: Sequence[Rollout], order: Sequence[int]) -> Rollout:
+    """The rows of several rollouts of an agent in one, in this order."""
+    columns: dict[str, Any] = {
+        name: [*chain.from_iterable(getattr(one, name) for one in rollouts)] for name in COLUMNS
+    }
+    for name, rows in columns.items():
+        columns[name] = [rows[row] for row in order] if rows else []
+    return replace(rollouts[0], **columns)

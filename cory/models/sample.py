@@ -47,7 +47,6 @@ def sample(
     tokenizer: PreTrainedTokenizerBase,
     queries: Sequence[Tensor],
     settings: SamplingConfig,
-    max_new_tokens: int,
     generator: torch.Generator,
     ends: Sequence[int] | None = None,
     keep_logits: bool = False,
@@ -61,8 +60,8 @@ def sample(
 
     Args:
         queries: 1-d tensors of token ids on the CPU.
-        max_new_tokens: after which a response ends, if it has not ended with its first end token, or with the token
-            that completes its first stop text (`settings.stop`).
+        settings: how tokens are drawn. A response ends with its first end token, with the token that completes its
+            first stop text, or after `max_new_tokens`.
         generator: of all random numbers (`cory/streams.py`).
         ends: the end tokens; by default the model's and the tokenizer's.
         keep_logits: whether the logits are returned.
@@ -73,7 +72,7 @@ def sample(
     pad_id = pad_token(tokenizer)
     if not keeps_keys_and_values(model):
         return _sample_by_generate(
-            model, queries, pad_id, max_new_tokens, warp, generator, has_ended, keep_logits
+            model, queries, pad_id, settings.max_new_tokens, warp, generator, has_ended, keep_logits
         )
 
     ids, mask, positions, logits, cache, is_padded = _read_prompts(model, queries, pad_id)
@@ -96,7 +95,7 @@ def sample(
             if row not in unfinished:
                 continue
             responses[row].append(token)
-            if len(responses[row]) == max_new_tokens or has_ended(responses[row]):
+            if len(responses[row]) == settings.max_new_tokens or has_ended(responses[row]):
                 unfinished.remove(row)
         if not unfinished:
             return Sampled([torch.tensor(response) for response in responses], kept_logits)

@@ -23,7 +23,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from cory.config import Config
+from cory.config import Config, SamplingConfig
 from cory.errors import UserError
 from cory.models.lora import LanguageModel, save_policy
 from cory.parallel import distributed
@@ -71,7 +71,7 @@ class Engine:
             raise UserError(
                 f"model.name: expected a whole model with sampling.engine: vllm, got the adapter {name!r}"
             )
-        self.settings = config.sampling
+        self.url = config.sampling.engine_url.rstrip("/")
         self.is_quantized = agents[0].model.quantization != "none"
         self.started_by = _command(agents)
         self.http = requests.Session()
@@ -103,17 +103,16 @@ class Engine:
         agent: str,
         policy: LanguageModel,
         queries: Sequence[Tensor],
-        max_new_tokens: int,
+        sampling: SamplingConfig,
         ends: list[int],
-        stop: list[str],
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query, as `cory.models.sample.sample` does, with the policy's
         current weights.
 
         Queries and responses are 1-d tensors of token ids. The second list has the log-probability
         of each token, as the engine computes it, at the sampling temperature if the server was
-        started with what `_command` says. The random numbers are the server's. `ends`, `stop`:
-        tokens and texts that end a response.
+        started with what `_command` says. The random numbers are the server's. `ends`: tokens
+        that end a response, besides the texts `sampling.stop`.
 
         Raises a UserError if the server does not answer, or refuses.
         """
@@ -124,17 +123,17 @@ class Engine:
         # It overrides what a model's generation_config.json asks of the server.
         request = {
             "model": self.names[agent],
-            "max_tokens": max_new_tokens,
-            "temperature": self.settings.temperature,
-            "top_k": self.settings.top_k,
-            "top_p": self.settings.top_p,
-            "repetition_penalty": self.settings.repetition_penalty,
+            "max_tokens": sampling.max_new_tokens,
+            "temperature": sampling.temperature,
+            "top_k": sampling.top_k,
+            "top_p": sampling.top_p,
+            "repetition_penalty": sampling.repetition_penalty,
             "min_p": 0.0,
             "presence_penalty": 0.0,
             "frequency_penalty": 0.0,
             "ignore_eos": True,
             "stop_token_ids": ends,
-            "stop": stop,
+            "stop": sampling.stop,
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
             "return_token_ids": True,
@@ -152,7 +151,7 @@ class Engine:
             answer = self._ask("POST", "/v1/completions", request | {"prompt": prompts})
             if "choices" not in answer:
                 raise UserError(
-                    f"sampling.engine_url: expected responses from {self.settings.engine_url}, got none. Is it a "
+                    f"sampling.engine_url: expected responses from {self.url}, got none. Is it a "
                     "vLLM server?"
                 )
             rows += sorted(answer["choices"], key=lambda choice: choice["index"])
@@ -202,13 +201,13 @@ class Engine:
                 return
             time.sleep(0.1)
         raise UserError(
-            f"sampling.engine_url: {self.settings.engine_url} does not forget keys and values of earlier weights. "
+            f"sampling.engine_url: {self.url} does not forget keys and values of earlier weights. "
             "Does it serve another run, too?"
         )
 
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
         """The server's answer, empty where it is no JSON. Raises a UserError if there is none, or it is an error."""
-        url = self.settings.engine_url.rstrip("/") + path
+        url = self.url + path
         try:
             answer = self.http.request(
                 method,

@@ -1,7 +1,7 @@
 """Devices: which one a name stands for, this process's arithmetic on it, and work on several at
 the same time.
 
-An agent and its learner compute on the device of their plan (`cory/agent.py`), a sharded policy on
+An agent and its learner compute on the device of their plan (`cory/build.py`), a sharded policy on
 that of its process (`sharding.device_of`). Token ids of rollouts are on the CPU.
 """
 

@@ -249,7 +249,7 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
     solo = trainer.agents
     if own_prompts and config.cory.exchange_period == 0:
         solo = list(first_chain.agents[:1])
-    chains = {agent.name: Chain([agent], trainer.task) for agent in solo}
+    chains = {agent.name: Chain([agent], trainer.task, config.sampling) for agent in solo}
     if config.cory.num_roles > 1:
         chains["chain"] = first_chain
 

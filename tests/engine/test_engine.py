@@ -10,7 +10,7 @@ from conftest import make_gpt2
 from engine_runs import learner, train
 from vllm_server import serving
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import CheckpointConfig, Config, RoleConfig
 from cory.errors import UserError
 from cory.models.vllm import Engine
@@ -67,7 +67,7 @@ def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
 
 def test_requests_ask_for_exact_sampling(settings, server, monkeypatch):
     monkeypatch.setattr("cory.models.vllm.PROMPTS_PER_REQUEST", 3)
-    sampling = replace(settings.sampling, top_k=9, repetition_penalty=1.1)
+    sampling = replace(settings.sampling, top_k=9, repetition_penalty=1.1, max_new_tokens=6)
     texts = [
         "the film",
         "a",
@@ -78,7 +78,7 @@ def test_requests_ask_for_exact_sampling(settings, server, monkeypatch):
         "the film",
     ]
     agent, _ = make_agents(replace(settings, sampling=sampling))
-    rollout = agent.respond(texts, 6, torch.Generator())
+    rollout = agent.respond(texts, sampling, torch.Generator())
     asked = [body for path, body in server.requests if path == "/v1/completions"]
     expected = {
         "temperature": 1.0, "top_k": 9, "top_p": 1.0, "repetition_penalty": 1.1, "min_p": 0.0, "max_tokens": 6,
@@ -167,14 +167,16 @@ def test_other_servers_and_the_server_that_wants_a_key(settings, server, monkeyp
     monkeypatch.setattr("cory.models.vllm.CACHE_RESETS", 2)
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     agent = make_agents(settings)[0]
-    agent.respond(["the film"], 3, torch.Generator())  # the cache is emptied at the second request
+    agent.respond(
+        ["the film"], settings.sampling, torch.Generator()
+    )  # the cache is emptied at the second request
     # As of a proxy that has lost its server.
     with (
         mock.patch.object(Engine, "_hand_over", return_value="base"),
         mock.patch.object(Engine, "_ask", return_value={}),
         pytest.raises(UserError, match=r"sampling\.engine_url: "),
     ):
-        agent.respond(["the film"], 3, torch.Generator())
+        agent.respond(["the film"], settings.sampling, torch.Generator())
 
 
 def test_after_training_agents_sample_themselves(settings):

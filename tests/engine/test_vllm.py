@@ -14,7 +14,7 @@ import pytest
 import torch
 from engine_runs import learner, train
 
-from cory.agent import make_agents
+from cory.build import make_agents
 
 PYTHON = os.environ.get("CORY_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="CORY_VLLM names no Python with vLLM")
@@ -84,7 +84,8 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_policy(settings):
     prompt = agent.encode(["the film"])[0]
     probabilities = agent.policy(torch.tensor([prompt])).logits[0, -1].softmax(-1).detach()
     drawn = torch.zeros_like(probabilities)
-    for response in agent.respond(["the film"] * count, 1, torch.Generator()).response_ids:
+    sampling = replace(settings.sampling, min_new_tokens=1, max_new_tokens=1)
+    for response in agent.respond(["the film"] * count, sampling, torch.Generator()).response_ids:
         drawn[response[0]] += 1
     common = probabilities > 10 / count
     expected = torch.cat([probabilities[common], probabilities[~common].sum()[None]]) * count
@@ -94,9 +95,9 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_policy(settings):
 
 
 def test_responses_end_as_those_of_the_policy_do(settings):
-    sampling = replace(settings.sampling, stop=["go", "ry"])
+    sampling = replace(settings.sampling, stop=["go", "ry"], max_new_tokens=40)
     agent = make_agents(replace(settings, sampling=sampling))[0]
-    rollout = agent.respond(["the film was a"] * 300, 40, torch.Generator())
+    rollout = agent.respond(["the film was a"] * 300, sampling, torch.Generator())
     ends = {"end": 0, "stop": 0, "length": 0}
     for response, text in zip(rollout.response_ids, rollout.completions, strict=True):
         whole = agent.tokenizer.decode(response)

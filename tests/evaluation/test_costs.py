@@ -9,7 +9,7 @@ from conftest import PROMPTS, count_good, read_responses, sentences
 from evaluation_settings import settings
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import CoryConfig, EvaluationConfig, LoraConfig, RoleConfig
 from cory.evaluation.table import majority, majority_at_k, table_rows
 from cory.task import Task

@@ -6,11 +6,13 @@ import re
 import shutil
 import warnings
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
 from conftest import (
     PROMPTS,
+    answering,
     count_good,
     figure_of,
     make_gpt2,
@@ -21,9 +23,10 @@ from conftest import (
 from evaluation_settings import settings
 
 from cory import evaluate
+from cory.agent import Agent
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation.answer import Answerer
+from cory.evaluation.answer import respond
 from cory.evaluation.rows import agent_sources, line_up
 from cory.evaluation.table import table_rows
 from cory.models import load
@@ -55,14 +58,14 @@ def test_a_run_of_two_agents_beside_one_of_a_single_agent(
     ppo = make_run(config, 1, iterations=1, output=str(tmp_path / "ppo"))
     chosen = settings(tmp_path, samples=2, ks=[1, 2], greedy=True)
     read_greedily = []
-    respond = Answerer.respond
+    answer = Agent.respond
 
-    def recorded(answerer, prompts, sampling, **options):
+    def recorded(agent, prompts, sampling, *others, **options):
         if sampling.top_k == 1:
             read_greedily.extend(prompts)
-        return respond(answerer, prompts, sampling, **options)
+        return answer(agent, prompts, sampling, *others, **options)
 
-    monkeypatch.setattr(Answerer, "respond", recorded)
+    monkeypatch.setattr(Agent, "respond", recorded)
     done = evaluate([finished.folder, ppo], replace(held_out, reward=by_length), chosen)
     names = ["base", "run/agent_1", "run/agent_2", "ppo/agent_1", "base after itself", "run/agent_2 after agent_1",
              "run/agent_1 after agent_2", "ppo/agent_1 after itself"]  # fmt: skip
@@ -133,7 +136,7 @@ def test_a_kl_that_is_not_finite_is_an_error_and_no_cell(policy_folder):
     base, _ = load.load_policy(ModelConfig(str(policy_folder)))
     base.lm_head.register_forward_hook(lambda module, args, output: output * math.nan)
     with pytest.raises(UserError, match=r"nan .*'the film'"):
-        Answerer(model, base, tokenizer).respond(["the film"], SamplingConfig(5, 5))
+        respond(answering(model, tokenizer), base, ["the film"], SamplingConfig(5, 5))
 
 
 def test_chains_are_those_that_were_trained(config, held_out, tmp_path):
@@ -159,6 +162,25 @@ def test_a_query_that_is_too_long_is_found_before_any_is_answered(
     assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
+def test_the_sampled_kl_stands_beside_the_full_one_where_a_run_penalizes_it(
+    config, held_out, tmp_path
+):
+    full = make_run(config, 1, iterations=1, output=str(tmp_path / "full"))
+    sampled = replace(config, ppo=replace(config.ppo, kl_penalty="kl"))
+    run = make_run(sampled, 2, iterations=1, output=str(tmp_path / "sampled"))
+    rows = evaluate([full], held_out, settings(tmp_path / "one")).rows
+    assert not any("chain_sampled_kl" in row for row in rows)
+    done = evaluate([run], held_out, settings(tmp_path / "other", samples=8))
+    records = read_responses(done.folder)
+    chain = ("sampled/agent_2 after agent_1", "sampled/agent_1")
+    means = [
+        sum(fmean(records[name, number]["sampled_kl"]) for name in chain) for number in range(10)
+    ]
+    row = next(row for row in done.rows if row["name"] == chain[0])
+    assert row["chain_sampled_kl"] == pytest.approx(fmean(means))
+    assert row["chain_sampled_kl"] == pytest.approx(row["chain_kl"], rel=0.5)
+
+
 def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_path):
     folder = make_run(replace(config, lora=LoraConfig(rank=4)))
     rows = evaluate([folder], held_out, settings(tmp_path)).rows
@@ -169,8 +191,9 @@ def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_p
     base, _ = load.load_policy(config.model)
     sampling = replace(config.sampling, min_new_tokens=1)
     prompts = list(held_out.dataset["prompt"])
-    alone = Answerer(policy, base, tokenizer).respond(prompts, sampling, batch_size=100)
-    assert sum(alone.kl) / len(alone.kl) == pytest.approx(two, rel=1e-5)
+    agent = answering(policy, tokenizer, adapter="default")
+    _, divergences = respond(agent, base, prompts, sampling, batch_size=100)
+    assert fmean(each.kl for each in divergences) == pytest.approx(two, rel=1e-5)
 
 
 @pytest.mark.parametrize("other_base", [False, True])
@@ -190,8 +213,9 @@ def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_ba
     sampling = replace(config.sampling, min_new_tokens=1)
     prompts = list(held_out.dataset["prompt"])
     base, _ = load.load_policy(kl_base)
-    answers = Answerer(policy, base, tokenizer).respond(prompts, sampling, batch_size=100)
-    kl = sum(answers.kl) / len(answers.kl)
+    agent = answering(policy, tokenizer, adapter="default")
+    _, divergences = respond(agent, base, prompts, sampling, batch_size=100)
+    kl = fmean(each.kl for each in divergences)
     assert kl > 0 and rows[1]["kl"] == pytest.approx(kl, rel=1e-4)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import EvaluationConfig
 from cory.identity import row_keys, share_in_training
 from cory.metrics import mean_interval

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from conftest import ROOT, imported
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.command import load
 from cory.own_task import OwnConfig, make_task
 from cory.roles import fill

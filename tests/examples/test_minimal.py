@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import Config, CoryConfig, PPOConfig
 from cory.models.sample import Sampled
 from cory.roles import RolePrompts

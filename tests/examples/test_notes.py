@@ -7,7 +7,7 @@ import json
 import pytest
 from conftest import ROOT, imported
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.code_files import load as load_code
 from cory.command import load
 from cory.own_task import OwnConfig, make_task

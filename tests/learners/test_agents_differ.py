@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from cory.agent import make_agents
+from cory.build import make_agents
 
 
 def test_an_agent_has_its_own_kl_coefficient(config):

@@ -8,7 +8,8 @@ from conftest import sentences
 from group_learner import logprobs, make, update
 from ragged import ragged, rollout_of, weights
 
-from cory.agent import make_agents
+from cory.build import make_agents
+from cory.config import SamplingConfig
 from cory.learners.algorithms import group_advantages
 from cory.parallel import distributed
 
@@ -92,7 +93,8 @@ def test_the_share_of_groups_with_equal_rewards(tokenizer, algorithm):
 def test_agents_say_which_responses_ended(config):
     """By an end token or a stop text; what is cut at its limit did not."""
     agent = make_agents(config)[0]
-    rollout = agent.respond(sentences(16), 12, torch.Generator().manual_seed(0), stop=["good"])
+    sampling = SamplingConfig(1, 12, stop=["good"])
+    rollout = agent.respond(sentences(16), sampling, torch.Generator().manual_seed(0))
     end = agent.tokenizer.eos_token_id
     ended = [
         ids[-1].item() == end or "good" in agent.tokenizer.decode(ids)

@@ -4,13 +4,13 @@ import copy
 
 import pytest
 import torch
-from conftest import make_gpt2, sentences
+from conftest import answering, make_gpt2, sentences
 from group_learner import all_logprobs
 from ragged import ragged
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import Config, SamplingConfig
-from cory.evaluation.answer import Answerer
+from cory.evaluation.answer import respond
 from cory.learners import losses
 from cory.learners.group import GroupLearner, WindowPolicy
 from cory.learners.ppo import PolicyWithValueHead, PPOLearner
@@ -75,16 +75,18 @@ def test_an_evaluation_measures_the_tempered_kl(tokenizer):
     model, base = make_gpt2(tokenizer), make_gpt2(tokenizer, seed=1)
     settings = SamplingConfig(5, 5, temperature=TEMPERATURE)
     (prompt,) = sentences(1)
-    answer = Answerer(model, base, tokenizer).respond([prompt], settings)
+    rollout, (divergence,) = respond(answering(model, tokenizer), base, [prompt], settings)
     query = torch.tensor(tokenizer(prompt)["input_ids"])
     generator = Stream(0, Purpose.EVALUATION).torch()
-    (response,) = sample(model, tokenizer, [query], settings, 5, generator).responses
-    assert tokenizer.decode(response).startswith(answer.completions[0])
+    (response,) = sample(model, tokenizer, [query], settings, generator).responses
+    assert tokenizer.decode(response).startswith(rollout.completions[0])
     policy, reference = tempered(model, query, response), tempered(base, query, response)
     kl = (policy.exp() * (policy - reference)).sum().item()
-    assert answer.kl[0] == pytest.approx(kl, rel=1e-4)
+    sampled_kl = (policy - reference).gather(1, response[:, None]).sum().item()
+    assert divergence.sampled_kl == pytest.approx(sampled_kl, rel=1e-4)
+    assert divergence.kl == pytest.approx(kl, rel=1e-4)
     nll = -reference.gather(1, response[:, None]).sum().item()
-    assert answer.base_nll[0] == pytest.approx(nll, rel=1e-4)
+    assert divergence.base_nll == pytest.approx(nll, rel=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from tiny_models import IDS, NARROW, SIZE, tiny
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import SamplingConfig
 from cory.errors import UserError
 from cory.models import families
@@ -123,14 +123,12 @@ def test_log_probabilities_are_those_of_the_text_alone(name):
     """Of what is sampled, and in the passes of training."""
     model, queries = tiny(name, **ALL[name]), some(3, 9, 14, 1)
     queries.append(queries[1].clone())
-    settings = SamplingConfig(temperature=1.3)
+    settings = SamplingConfig(1, 10, temperature=1.3)
     ends = range(0, 100, 9)  # so that rows end at different times
 
     def draw():
         generator = torch.Generator().manual_seed(5)
-        return sample(
-            model, Tokenizer(), queries, settings, 10, generator, ends=ends, keep_logits=True
-        )
+        return sample(model, Tokenizer(), queries, settings, generator, ends=ends, keep_logits=True)
 
     (responses, seen), (again, _) = draw(), draw()
     assert len({len(response) for response in responses}) > 1
@@ -180,9 +178,7 @@ def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch
 
     def draw():
         generator = torch.Generator().manual_seed(11)
-        return sample(
-            model, Tokenizer(), queries, settings, 12, generator, ends=ends, keep_logits=True
-        )
+        return sample(model, Tokenizer(), queries, settings, generator, ends=ends, keep_logits=True)
 
     ours, our_logits = draw()
     monkeypatch.setattr("cory.models.sample.keeps_keys_and_values", lambda model: False)
@@ -205,19 +201,15 @@ def test_generate_ends_rows_as_our_own_loop_does(monkeypatch):
     model, queries, likeliest = (
         tiny("llama", **SIZE),
         some(3, 9, 14, 5, 8, 2),
-        SamplingConfig(top_k=1),
+        SamplingConfig(1, 20, top_k=1),
     )
-    free = sample(model, Tokenizer(), queries, likeliest, 20, torch.Generator(), ends=()).responses
+    free = sample(model, Tokenizer(), queries, likeliest, torch.Generator(), ends=()).responses
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 9), strict=False)]
     stop = [f" {int(free[4][4])} {int(free[4][5])} "]
-    settings = SamplingConfig(top_k=1, stop=stop)
-    expected = sample(
-        model, Tokenizer(), queries, settings, 20, torch.Generator(), ends=ends
-    ).responses
+    settings = SamplingConfig(1, 20, top_k=1, stop=stop)
+    expected = sample(model, Tokenizer(), queries, settings, torch.Generator(), ends=ends).responses
     monkeypatch.setattr("cory.models.sample.keeps_keys_and_values", lambda model: False)
-    found = sample(
-        model, Tokenizer(), queries, settings, 20, torch.Generator(), ends=ends
-    ).responses
+    found = sample(model, Tokenizer(), queries, settings, torch.Generator(), ends=ends).responses
     assert len({len(row) for row in expected}) > 3
     for mine, other in zip(expected, found, strict=True):
         assert torch.equal(mine, other)
@@ -269,7 +261,7 @@ def test_agents_of_mamba_train(config, tokenizer, tmp_path):
 
     def answers():
         prompts = ["the film was", "a", "some very fine acting"] * 2 + ["bad", "good story"]
-        return agent.respond(prompts, 6, torch.Generator().manual_seed(3))
+        return agent.respond(prompts, SamplingConfig(1, 6), torch.Generator().manual_seed(3))
 
     rollout = answers()
     assert answers().completions == rollout.completions

@@ -9,7 +9,7 @@ import torch
 from conftest import make_gpt2, make_trainer, run_iteration
 from transformers import AutoModelForCausalLM
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import Config, LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.identity import policy_models
@@ -118,7 +118,7 @@ def test_an_agent_without_trainable_weights_is_refused(config, algorithm, monkey
         policy, tokenizer = load_policy(*args, **options)
         return policy.requires_grad_(False), tokenizer
 
-    monkeypatch.setattr("cory.agent.load_policy", load_frozen)
+    monkeypatch.setattr("cory.build.load_policy", load_frozen)
     with pytest.raises(UserError, match=r"^model\.name: .*trainable.*agent_1"):
         make_agents(replace(config, algorithm=algorithm, group_size=4))
     make_agents(replace(lora(config), algorithm=algorithm, group_size=4))

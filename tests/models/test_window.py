@@ -64,10 +64,10 @@ def test_sampling_gives_the_logits_of_its_tokens(tokenizer):
     model.generation_config.eos_token_id = model.config.eos_token_id = list(
         range(3, 300, 3)
     )  # they end at different times
-    settings = SamplingConfig(temperature=0.5)
+    settings = SamplingConfig(1, 6, temperature=0.5)
     generator = torch.Generator().manual_seed(1)
-    responses, seen = sample(model, tokenizer, queries, settings, 6, generator, keep_logits=True)
-    again = sample(model, tokenizer, queries, settings, 6, torch.Generator().manual_seed(1))
+    responses, seen = sample(model, tokenizer, queries, settings, generator, keep_logits=True)
+    again = sample(model, tokenizer, queries, settings, torch.Generator().manual_seed(1))
     assert all(torch.equal(a, b) for a, b in zip(responses, again.responses, strict=True))
     assert again.logits == [[] for _ in queries]
     assert len({len(response) for response in responses}) > 1

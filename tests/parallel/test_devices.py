@@ -9,7 +9,7 @@ from accelerate import PartialState
 from conftest import make_trainer
 from run_files import outcome
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import CheckpointConfig, CoryConfig, LoraConfig
 from cory.parallel import devices
 from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory

@@ -17,7 +17,7 @@ from torchrun import launch
 from transformers import AutoModelForCausalLM
 from vllm_server import serving
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import (
     CheckpointConfig,
     Config,
@@ -288,7 +288,7 @@ def test_several_processes_share_an_engine(runs, name):
 def test_what_does_not_go_together_is_refused_before_models_are_loaded(
     config, monkeypatch, processes, changes, key
 ):
-    monkeypatch.setattr("cory.agent.load_policy", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("cory.build.load_policy", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr(distributed, "world_size", lambda: processes)
     if key == "accelerate":
         monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")

@@ -5,7 +5,7 @@ import json
 import pytest
 from conftest import ROOT
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.command import as_config, load
 from cory.errors import UserError
 from cory.run.folder import read_rows

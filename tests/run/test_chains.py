@@ -10,7 +10,7 @@ from run_files import outcome
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import (
     CheckpointConfig,
     Config,

@@ -8,10 +8,10 @@ import pytest
 from conftest import make_trainer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import cory.agent
 import cory.run.checkpoint
 from cory import Callback, evaluate
 from cory.config import EvaluationConfig, ModelConfig
-from cory.evaluation import answer
 from cory.models.text import encode
 
 DATED = "{{ strftime_now('%Y-%m-%d') }}|{% for m in messages %}{{ m.content }}{% endfor %}|"
@@ -84,13 +84,13 @@ def test_a_run_that_is_continued_or_evaluated_on_another_day_has_the_same_prompt
         assert all(text.startswith(f"{LONG_AGO}|") for text in texts)
 
     seen = []
-    sample = answer.sample
+    sample = cory.agent.sample
 
     def spy(model, tokenizer, prompt_ids, *rest, **options):
         seen.extend(tokenizer.decode(ids) for ids in prompt_ids)
         return sample(model, tokenizer, prompt_ids, *rest, **options)
 
-    monkeypatch.setattr(answer, "sample", spy)
+    monkeypatch.setattr(cory.agent, "sample", spy)
     chosen = EvaluationConfig(device="cpu", queries=4, output=str(tmp_path / "table"))
     evaluate([folder], make_trainer(dated_config).task, chosen)
     assert seen

@@ -13,10 +13,10 @@ from conftest import make_trainer
 from run_files import content
 
 from cory import evaluate
+from cory.agent import Agent
 from cory.chat import Chat
 from cory.config import EvaluationConfig
 from cory.errors import UserError
-from cory.evaluation.answer import Answerer
 from cory.hub import write_folder
 from cory.run import checkpoint
 from cory.run.folder import filled, new_folder, read_rows, write_text
@@ -82,7 +82,7 @@ def test_an_evaluation_that_was_killed_begins_anew_and_one_that_ended_is_kept(fi
 
 
 def test_an_evaluation_that_another_process_writes_is_left_alone(finished, settings, monkeypatch):
-    respond = Answerer.respond
+    respond = Agent.respond
     tried = []
 
     def slow(*args, **kwargs):
@@ -92,7 +92,7 @@ def test_an_evaluation_that_another_process_writes_is_left_alone(finished, setti
                 evaluate([finished.folder], finished.task, settings)
         return respond(*args, **kwargs)
 
-    monkeypatch.setattr(Answerer, "respond", slow)
+    monkeypatch.setattr(Agent, "respond", slow)
     done = evaluate([finished.folder], finished.task, settings)
     lines = read_rows(done.folder / "responses.jsonl")
     assert tried and len({(row["model"], row["query"]) for row in lines}) == len(lines)

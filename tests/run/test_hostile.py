@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.command import load
 from cory.config import Config, LoraConfig, ModelConfig
 from cory.data import load_dataset

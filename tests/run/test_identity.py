@@ -16,7 +16,7 @@ from conftest import make_gpt2, make_trainer
 from safetensors.torch import load_file, save_file
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.chat import Chat
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig
 from cory.errors import UserError

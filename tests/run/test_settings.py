@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import Config
 from cory.errors import UserError
 from cory.run.settings import named

@@ -17,7 +17,7 @@ from planned import SMALL, planned_in
 from written import write_run as make_run
 from written import write_settings
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.command import load
 from cory.errors import UserError
 from cory.trainer import CoryTrainer

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.command import load
 from cory.trainer import CoryTrainer
 from imdb_train.config import ImdbConfig

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, figure_of
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.command import load
 from cory.config import SamplingConfig
 from cory.errors import UserError
@@ -91,7 +91,7 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
             "cory.models.sample.draw",
             lambda *args, tokens=tokens: torch.tensor([[next(tokens)]]),
         )
-        rollout = agent.respond(["the film"], 20, torch.Generator())
+        rollout = agent.respond(["the film"], sampling, torch.Generator())
         texts.append(tokenizer.decode(rollout.response_ids[0]))
         completions.append(rollout.completions[0])
     whole = tokenizer.decode((tokenizer("a story")["input_ids"] * 20)[:20])

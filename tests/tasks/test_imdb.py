@@ -9,7 +9,7 @@ import yaml
 from conftest import ROOT
 from datasets import Dataset
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.command import load, read_config
 from cory.config import ModelConfig
 from cory.errors import UserError

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from conftest import ROOT, read_responses, sentences
 
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.errors import UserError
 from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task

@@ -4,7 +4,7 @@ import datasets
 import pytest
 
 from cory import evaluate
-from cory.agent import make_agents
+from cory.build import make_agents
 from cory.config import EvaluationConfig
 from cory.errors import UserError
 from cory.rewards import Reward

@@ -1,0 +1,259 @@
+"""Builds the agents of a configuration: which models are loaded, who shares one, and who learns with what."""
+
+import copy
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import PreTrainedModel
+
+from cory.agent import Agent
+from cory.config import AlgorithmName, Config, ModelConfig, SamplingConfig
+from cory.errors import UserError
+from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.learner import Learner
+from cory.models.load import load_policy
+from cory.models.lora import LanguageModel, activate, add_adapter
+from cory.models.vllm import Engine
+from cory.parallel import distributed, sharding
+from cory.parallel.devices import choose_device, configure
+from cory.streams import Purpose, Stream
+
+if TYPE_CHECKING:
+    from cory.learners.ppo import PolicyWithValueHead, PPOLearner
+
+TRL = "0.11.4"  # for PPO: the last release whose PPOTrainer has step()
+
+
+@dataclass
+class AgentPlan:
+    """What one agent is made of.
+
+    Args:
+        index: from 0.
+        config: its settings, its model's name resolved to a folder or a Hub id.
+        device: where it samples and learns.
+        learner_type: None if it does not learn.
+    """
+
+    index: int
+    config: Config
+    device: torch.device
+    learner_type: "type[PPOLearner | GroupLearner] | None"
+
+    @property
+    def trained(self) -> bool:
+        """Whether it learns."""
+        return self.learner_type is not None
+
+    @property
+    def name(self) -> str:
+        """`agent_1`, ..."""
+        return f"agent_{self.index + 1}"
+
+    @property
+    def uses_lora(self) -> bool:
+        """Whether the agent is an adapter on a base."""
+        return self.config.lora.rank > 0
+
+    def shares_base(self, other: "AgentPlan") -> bool:
+        """Whether both can start from one loaded model: they copy it and share it as reference, or adapt it."""
+        if self.config.model != other.config.model:
+            return False
+        # A base with adapters cannot be the reference of an agent without.
+        return not (self.trained and other.trained and self.uses_lora != other.uses_lora)
+
+
+def make_agents(config: Config) -> list[Agent]:
+    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy unless
+    `config.agents` says otherwise.
+
+    Full fine-tuning: each agent has a copy of the weights; agents of the same model share one
+    frozen reference. LoRA: each agent has an adapter, all on one base; the reference is the base
+    with its adapters off. Agents with devices of their own (`agents: [{device: ...}]`) share
+    nothing. Each PPO agent has a value head. A frozen
+    agent (`agents: [{trained: false}]`) is a base that others share, or one of its own.
+
+    Raises a UserError if a setting is out of range, a device or a model is not available, a model
+    is one that padded batches change, or an agent that should learn has no trainable weight.
+    """
+    config.check()
+    _warn_of_other_support(config.sampling)
+    plans = [_plan(config, index) for index in range(config.cory.num_agents)]
+
+    # The process's own device, where it is about messages between processes, is the first agent's.
+    distributed.start(plans[0].device)
+    distributed.check(config)
+    for device in {plan.device for plan in plans}:
+        configure(device, sharded=config.parallel.shard == "full")
+
+    engine = Engine(config) if config.sampling.engine == "vllm" else None
+    agents: dict[str, Agent] = {}
+    for group in _groups_by_base(config, plans):
+        agents_of_base = _make_agents_of_base(group, engine)
+        agents_of_base[0].check_model()
+        agents |= {agent.name: agent for agent in agents_of_base}
+    return [agents[plan.name] for plan in plans]
+
+
+def _plan(config: Config, index: int) -> AgentPlan:
+    """Raises a UserError if the agent's device or its learner's TRL is not available."""
+    settings = copy.copy(config.of_agent(index))
+    settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
+    learner_type = _learner_type(config.algorithm) if config.is_trained(index) else None
+    return AgentPlan(index, settings, choose_device(settings.device), learner_type)
+
+
+def _learner_type(algorithm: AlgorithmName) -> "type[PPOLearner | GroupLearner]":
+    """The learner of an algorithm. Only PPO's imports TRL."""
+    if algorithm != "ppo":
+        return GroupLearner
+    try:
+        installed = version("trl")
+    except PackageNotFoundError:
+        installed = "none"
+    if installed != TRL:
+        raise UserError(
+            f"algorithm: expected trl=={TRL} for ppo (pip install -c constraints.txt -e '.[ppo]'), got {installed}"
+        )
+    from cory.learners.ppo import PPOLearner
+
+    return PPOLearner
+
+
+def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
+    """The agents in groups that each start from one loaded model."""
+    if config.device_per_agent:  # they learn at the same time
+        return [[plan] for plan in plans]
+    groups: list[list[AgentPlan]] = []
+    for plan in plans:
+        group = next((group for group in groups if all(map(plan.shares_base, group))), None)
+        if group is None:
+            groups.append([plan])
+        else:
+            group.append(plan)
+    return groups
+
+
+def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> list[Agent]:
+    """The agents of a group, all on one device, and what they share: the reference or the base."""
+    config = plans[0].config
+    device = plans[0].device
+    base, tokenizer = load_policy(config.model, device)
+    if config.model.gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+
+    trained = [plan for plan in plans if plan.trained]
+    policies = _make_policies(plans, base)
+    reference = None  # with LoRA, the policy with its adapters off
+    if trained and not trained[0].uses_lora:
+        _warn_of_half_precision(base, config.model)
+        reference = WindowPolicy(base).requires_grad_(False).eval()
+        reference = sharding.placed(
+            sharding.split(reference, config.parallel, config.precision), device
+        )
+    elif not trained:
+        base.requires_grad_(False).eval()
+
+    agents = []
+    for plan in plans:
+        wrapped = sharding.placed(policies[plan.name], device)
+        policy = wrapped.pretrained_model
+        learner: Learner | None = None
+        if plan.learner_type is not None:
+            activate(policy, plan.name)
+            if getattr(policy, "is_quantized", False) and not plan.uses_lora:
+                raise UserError(
+                    f"lora.rank: expected above 0 for {plan.name}, as the weights of {plan.config.model.name!r} are "
+                    "quantized, got 0"
+                )
+            if not any(weight.requires_grad for weight in policy.parameters()):
+                raise UserError(
+                    f"model.name: expected a model with trainable weights for {plan.name}, got "
+                    f"{plan.config.model.name!r}, whose weights are all frozen"
+                )
+            make_learner: Callable[..., Learner] = plan.learner_type
+            learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
+        adapter = plan.name if plan.trained and plan.uses_lora else None
+        agents.append(
+            Agent(plan.name, policy, tokenizer, plan.config, device, learner, engine, adapter)
+        )
+    return agents
+
+
+def _warn_of_other_support(sampling: SamplingConfig) -> None:
+    """Warns if tokens are drawn from another distribution than the policy at the sampling temperature."""
+    usual = SamplingConfig()
+    changed = [
+        f"sampling.{key}: {getattr(sampling, key):g}"
+        for key in ("top_k", "top_p", "repetition_penalty")
+        if getattr(sampling, key) != getattr(usual, key)
+    ]
+    if changed:
+        warnings.warn(
+            f"{', '.join(changed)}: samples are off-policy, as log-probabilities and KL are those of the whole "
+            "distribution",
+            stacklevel=3,
+        )
+
+
+def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
+    """Warns if all weights are to be trained in 16 bits. Numbers near 0.02 are then 0.0001 (bfloat16) apart."""
+    if base.dtype not in (torch.bfloat16, torch.float16):
+        return
+    dtype = str(base.dtype).removeprefix("torch.")
+    warnings.warn(
+        f"The weights of {model.name!r} are trained in {dtype} (model.dtype: {model.dtype}), which rounds steps as "
+        "small as Adam's away: they hardly change. Use --model.dtype float32, with --precision bf16 for speed",
+        stacklevel=3,
+    )
+
+
+def _make_policies(
+    plans: Sequence[AgentPlan], base: LanguageModel
+) -> "dict[str, PolicyWithValueHead | WindowPolicy]":
+    """The policies of agents that start from `base`, in their wrappers, by the agents' names."""
+    policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
+    adapted = base  # with the adapters so far
+    trained = [plan for plan in plans if plan.trained]
+    for plan in trained:
+        policy = make_policy(plan, adapted)
+        if plan.uses_lora:
+            adapted = policy.pretrained_model
+        else:  # sharded at once, so that one whole copy is in memory at a time
+            policy = sharding.split(policy, plan.config.parallel, plan.config.precision)
+        policies[plan.name] = policy
+    # A frozen agent is the unmodified base, which the others use as reference.
+    frozen = [plan for plan in plans if not plan.trained]
+    for plan in frozen:
+        policies[plan.name] = WindowPolicy(adapted)
+    # A base with adapters is sharded when it has those of all agents.
+    return {
+        plan.name: sharding.split(policies[plan.name], plan.config.parallel, plan.config.precision)
+        for plan in plans
+    }
+
+
+def make_policy(plan: AgentPlan, base: LanguageModel) -> "PolicyWithValueHead | WindowPolicy":
+    """An agent's policy in its wrapper: a copy of the base, or with LoRA the base with a new adapter."""
+    config = plan.config
+    assert plan.learner_type is not None
+    wrap = plan.learner_type.wrapper
+    # PEFT and TRL draw adapters and value heads from torch's global generator.
+    with Stream(config.seed, Purpose.INITIALIZATION, agent=plan.index).as_global():
+        if config.lora.rank:
+            adapted = add_adapter(base, plan.name, config.lora)
+            adapter = adapted.peft_config[plan.name]
+            adapter.base_model_name_or_path = config.model.name
+            adapter.revision = config.model.revision
+            policy = wrap(adapted)
+        else:
+            policy = wrap(copy.deepcopy(base))
+    if config.algorithm == "ppo" and config.ppo.value_head_init == "zeros":
+        for name, parameter in policy.named_parameters():
+            if name.startswith("v_head."):
+                torch.nn.init.zeros_(parameter)
+    return policy
