@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from cory.iteration import Iteration  # noqa: F401
     from cory.models.rollout import Rollout  # noqa: F401
     from cory.roles import RolePrompts  # noqa: F401
-    from cory.run.callbacks import Callback  # noqa: F401
+    from cory.run.callback import Callback  # noqa: F401
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
 
 HOME = {
     "Agent": "agent",
-    "Callback": "run.callbacks",
+    "Callback": "run.callback",
     "Config": "config",
     "CoryTrainer": "trainer",
     "EvaluationConfig": "config",

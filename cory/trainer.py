@@ -20,19 +20,11 @@ from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.rewards import score_rollouts, score_team
-from cory.run.callbacks import (
-    Callback,
-    EarlyStopping,
-    Guards,
-    HeldOut,
-    Progress,
-    Results,
-    Samples,
-    held_out_rows,
-    load_callbacks,
-)
-from cory.run.checkpoint import CALLBACK, RunState, open_run, resume_command, save
+from cory.run.callback import Callback, RunState, load_callbacks
+from cory.run.callbacks import EarlyStopping, Guards, Progress, Results, Samples
+from cory.run.checkpoint import CALLBACK, fingerprint, open_run, resume_command, save
 from cory.run.folder import Run
+from cory.run.held_out import HeldOut, held_out_rows
 from cory.run.measure import measure, sampled_texts, timed, timings
 from cory.run.signals import Interrupted, Signals
 from cory.run.trackers import Trackers
@@ -107,6 +99,7 @@ class CoryTrainer:
         self.history: list[dict[str, Any]] = []
         self.state = RunState()
         self.should_stop = False
+        self.has_started = False
         check_fits(config, self.agents, self.task, self.eval_dataset)
 
     def train(self) -> Run:
@@ -120,10 +113,19 @@ class CoryTrainer:
                 finite.
             Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
-        if hasattr(self, "run"):
+        if self.has_started:
             raise UserError("train: expected a new trainer, got one that has trained already")
+        self.has_started = True
         signal = 0
-        with open_run(self) as self.run, Signals() as signals:
+        opened = open_run(
+            self.config,
+            self.name,
+            fingerprint(self.config, self.task, self.eval_dataset),
+            self.agents,
+            self.callbacks,
+            self.state,
+        )
+        with opened as self.run, Signals() as signals:
             if self.run.finished:
                 return self.run
             self.history = self.run.history
@@ -141,7 +143,7 @@ class CoryTrainer:
                 ends = self._ends() or signal > 0
                 saving = self.config.checkpoint
                 if ends or (saving.save_every and (k + 1) % saving.save_every == 0):
-                    save(self.run, self.state, self.trained_agents, self.callbacks, saving.keep)
+                    save(self.run, self.state, self.agents, self.callbacks, saving.keep)
                 if ends:
                     break
 
@@ -193,7 +195,9 @@ class CoryTrainer:
             iteration.stats = self.update(k, chain.agents, rollouts, rewards)
 
         with timed(seconds, "record"):
-            iteration.records = measure(self, iteration)
+            iteration.records = measure(
+                iteration, self.agents, self.task, self.config, self.history
+            )
         seconds["total"] = time.perf_counter() - started
         iteration.timings = timings(iteration, seconds)
         return iteration
@@ -270,11 +274,6 @@ class CoryTrainer:
             raise
         stats_by_role = {role: stats for of_agent in learned for role, stats in of_agent.items()}
         return [stats_by_role[role] for role in range(len(chain))]
-
-    @property
-    def trained_agents(self) -> list[Agent]:
-        """The agents that learn: all but frozen ones."""
-        return [agent for agent in self.agents if agent.is_trained]
 
     def _restart_learners(self, k: int) -> None:
         """Restarts every agent's learner each `cory.reset_every` iterations."""

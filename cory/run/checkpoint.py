@@ -18,18 +18,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from datasets import Dataset
 from pydantic import NonNegativeInt, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import cory.command as command
+from cory.agent import Agent
 from cory.config import Config
 from cory.errors import NotFinite, UserError
 from cory.identity import check_models, data_hash, policy_models, versions
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import choose_device, machine_name
+from cory.run.callback import Callback, RunState
 from cory.run.folder import (
     SUMMARY,
     Run,
@@ -41,12 +44,8 @@ from cory.run.folder import (
     write_text,
 )
 from cory.run.settings import differences, read_settings
+from cory.task import Task
 from cory.yaml_file import yaml_text
-
-if TYPE_CHECKING:
-    from cory.agent import Agent
-    from cory.run.callbacks import Callback
-    from cory.trainer import CoryTrainer
 
 CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name
 # What has changed where a hash differs; braces stand for other entries of the fingerprint.
@@ -56,19 +55,6 @@ HASHED = {
     "fingerprint.dataset_sha256": "the dataset",
     "fingerprint.held_out_sha256": "the held-out dataset",
 }
-
-
-@dataclass
-class RunState:
-    """How far a run is.
-
-    Args:
-        iteration: the next one, from 0.
-        stopped_by: the guard that has ended the run, such as `guards.patience`, or "a callback"; None: nothing has.
-    """
-
-    iteration: int = 0
-    stopped_by: str | None = None
 
 
 @dataclass
@@ -110,6 +96,8 @@ def save(
         unfinished = unfinished_folder(folder)
     numbers = {}
     for agent in agents:
+        if not agent.is_trained:
+            continue
         tensors, numbers[agent.name] = agent.state()
         tensors = sharding.gathered_tensors(tensors)
         if run.writes:
@@ -144,21 +132,27 @@ def save(
 
 
 @contextmanager
-def open_run(trainer: CoryTrainer) -> Iterator[Run]:
-    """The run of a trainer: a new one, or the one that `config.resume` names, whose state is loaded.
+def open_run(
+    config: Config,
+    name: str,
+    fingerprint: Mapping[str, Any],
+    agents: Sequence[Agent],
+    callbacks: Sequence[Callback],
+    state: RunState,
+) -> Iterator[Run]:
+    """A new run, or the one that `config.resume` names, whose state is loaded into agents, callbacks and `state`.
 
     No other process can write its folder until the block ends. An error of the block gets a note that names the newest
     checkpoint and the command that continues from there.
 
     Raises a UserError: the run cannot be continued with these settings, or its folder cannot be written.
     """
-    config = trainer.config
-    record = run_record(config, fingerprint(trainer))
+    record = run_record(config, fingerprint)
     with ExitStack() as lock:
         # The main process looks, and the others follow it.
         found = None
         if distributed.is_main():
-            folder = _folder(config, trainer.name)
+            folder = _folder(config, name)
             lock.enter_context(locked(folder))
             saved = _saved(folder, config, record)
             found = folder, saved, saved is not None and _has_ended(folder, saved, config)
@@ -167,7 +161,7 @@ def open_run(trainer: CoryTrainer) -> Iterator[Run]:
         if not has_ended:
             if saved is not None:
                 record["date"] = saved.settings["date"]
-                _load(saved, folder, trainer)
+                _load(saved, folder, config, agents, callbacks, state)
             if distributed.is_main():
                 for file in folder.glob("*.jsonl"):
                     os.truncate(file, saved.lengths.get(file.name, 0) if saved else 0)
@@ -179,19 +173,19 @@ def open_run(trainer: CoryTrainer) -> Iterator[Run]:
         with run.exits:
             try:
                 if not has_ended:
-                    _prepare_agents(trainer.agents, run)
+                    _prepare_agents(agents, run)
                 yield run
             except Exception as error:
-                error.add_note(_advice(folder, trainer, error))
+                error.add_note(_advice(folder, config, state, error))
                 raise
 
 
-def fingerprint(trainer: CoryTrainer) -> dict[str, Any]:
+def fingerprint(config: Config, task: Task, held_out: Dataset | None) -> dict[str, Any]:
     """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
-    result = trainer.task.fingerprint()
-    if trainer.eval_dataset is not None:
-        result["held_out_sha256"] = data_hash(trainer.eval_dataset)
-    return result | {"models": policy_models(trainer.config) | trainer.task.models()}
+    result = task.fingerprint()
+    if held_out is not None:
+        result["held_out_sha256"] = data_hash(held_out)
+    return result | {"models": policy_models(config) | task.models()}
 
 
 def _prepare_agents(agents: Sequence[Agent], run: Run) -> None:
@@ -291,20 +285,29 @@ def _has_ended(folder: Path, saved: Checkpoint, config: Config) -> bool:
     return True
 
 
-def _load(saved: Checkpoint, folder: Path, trainer: CoryTrainer) -> None:
-    """Loads a checkpoint into the trainer's agents and callbacks."""
+def _load(
+    saved: Checkpoint,
+    folder: Path,
+    config: Config,
+    agents: Sequence[Agent],
+    callbacks: Sequence[Callback],
+    state: RunState,
+) -> None:
+    """Loads a checkpoint into agents, callbacks and `state`."""
     path = checkpoints(folder)[-1]
     try:
-        for agent in trainer.trained_agents:
-            tensors = load_file(path / f"{agent.name}.safetensors")
-            agent.load_state(tensors, saved.agents[agent.name])
+        for agent in agents:
+            if agent.is_trained:
+                tensors = load_file(path / f"{agent.name}.safetensors")
+                agent.load_state(tensors, saved.agents[agent.name])
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
-        raise _damaged(path, error, trainer.config) from None
-    if len(saved.callbacks) != len(trainer.callbacks):
+        raise _damaged(path, error, config) from None
+    if len(saved.callbacks) != len(callbacks):
         raise UserError(f"resume: expected the callbacks with which {folder} began, got others")
-    for callback, state in zip(trainer.callbacks, saved.callbacks, strict=True):
-        callback.load_state_dict(state)
-    trainer.state = RunState(saved.iteration, saved.stopped_by)
+    for callback, state_of_callback in zip(callbacks, saved.callbacks, strict=True):
+        callback.load_state_dict(state_of_callback)
+    state.iteration = saved.iteration
+    state.stopped_by = saved.stopped_by
     if distributed.is_main():
         print(
             f"Resuming {folder} from {path}: next is iteration {saved.iteration + 1}.", flush=True
@@ -340,16 +343,15 @@ def resume_command(run: Path) -> str:
     return f"config.resume = {str(run)!r}"
 
 
-def _advice(run: Path, trainer: CoryTrainer, error: Exception) -> str:
+def _advice(run: Path, config: Config, state: RunState, error: Exception) -> str:
     """What the message of a run that failed ends with."""
     paths = checkpoints(run)
     if not paths:
-        return f"No checkpoint is saved. {_new_run(run, trainer.config)}"
+        return f"No checkpoint is saved. {_new_run(run, config)}"
     text = f"The newest checkpoint is {paths[-1]}."
     if isinstance(error, NotFinite):
         return f"{text} Continued, it would fail again: try a new run with a smaller ppo.learning_rate."
-    state = trainer.state
-    is_done = state.stopped_by is not None or state.iteration == trainer.config.iterations
+    is_done = state.stopped_by is not None or state.iteration == config.iterations
     if is_done and finished_iterations(run) == state.iteration:
         return f"{text} The run is finished, and its agents are saved."
     return f"{text} Continue with: {resume_command(run)}"

@@ -9,11 +9,12 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from cory.agent import Agent
+from cory.config import Config
 from cory.credit import per_response
 from cory.iteration import Iteration
 from cory.metrics import collapsed, combined_reward, distinct, share_of_start
@@ -22,10 +23,7 @@ from cory.parallel import distributed
 from cory.rewards import measure_responses
 from cory.roles import query_text
 from cory.run.folder import as_json
-
-if TYPE_CHECKING:
-    from cory.task import Task
-    from cory.trainer import CoryTrainer
+from cory.task import Task
 
 NUM_QUERIES = 4  # whose responses are shown before and after training, and in samples.jsonl
 EMPTY_SHARE = 0.1
@@ -44,15 +42,25 @@ MEANING = {
 }
 
 
-def measure(trainer: CoryTrainer, iteration: Iteration) -> list[dict[str, Any]]:
-    """The metrics of an iteration over all processes: a record per role, in the order of the trainer's agents."""
-    kl_coef = trainer.config.ppo.init_kl_coef
-    kl_bound = trainer.config.guards.kl_bound
+def measure(
+    iteration: Iteration,
+    agents: Sequence[Agent],
+    task: Task,
+    config: Config,
+    history: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """The metrics of an iteration over all processes: a record per role, in the order of `agents`.
+
+    Args:
+        history: the records so far.
+    """
+    kl_coef = config.ppo.init_kl_coef
+    kl_bound = config.guards.kl_bound
     team_rewards = None
     if iteration.team_rewards is not None:
         team_rewards = torch.tensor(distributed.gather_rows(iteration.team_rewards.tolist()))
     # Those of the first iteration, against which collapse is judged.
-    first_records = {record["role"]: record for record in trainer.history[: len(iteration.chain)]}
+    first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
     records = []
     for role, agent in enumerate(iteration.chain):
         completions = distributed.gather_rows(iteration.rollouts[role].completions)
@@ -73,13 +81,13 @@ def measure(trainer: CoryTrainer, iteration: Iteration) -> list[dict[str, Any]]:
             **update_stats,
             "distinct_2": distinct(completions, 2),
         }
-        record |= _metrics_of_task(trainer.task, iteration, role)
+        record |= _metrics_of_task(task, iteration, role)
         first_record = first_records.get(record["role"], record)
         trained_on = torch.tensor(distributed.gather_rows(iteration.rewards[role].tolist()))
         record["flags"] = flags(record, first_record, trained_on, completions, kl_bound)
         records.append(record)
 
-    position = {agent.name: index for index, agent in enumerate(trainer.agents)}
+    position = {agent.name: index for index, agent in enumerate(agents)}
     return sorted(records, key=lambda record: position[record["agent"]])
 
 

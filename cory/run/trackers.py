@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 from cory.config import Config
 from cory.errors import UserError
 from cory.iteration import Iteration
-from cory.run.callbacks import Callback
-from cory.run.folder import write_text
+from cory.run.callback import Callback, Trainer
+from cory.run.folder import Run, write_text
 from cory.run.settings import flat
 from cory.run.tables import query_label
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
-
-    from cory.run.folder import Run
-    from cory.trainer import CoryTrainer
 
 COLUMNS = ("iteration", "agent", "role", "query", "completion", "task_reward")  # of samples.jsonl
 WANDB_TIMEOUT = 20  # seconds to reach its server
@@ -35,7 +32,7 @@ class Trackers(Callback):
     def __init__(self) -> None:
         self.tracker: GeneralTracker | None = None
 
-    def on_train_begin(self, trainer: CoryTrainer, run: Run) -> None:
+    def on_train_begin(self, trainer: Trainer, run: Run) -> None:
         config = trainer.config
         if config.tracker == "none" or not run.writes:
             return
@@ -48,7 +45,7 @@ class Trackers(Callback):
             ) from None
         run.exits.callback(self._attempt, run, self.tracker.finish)  # however the run ends
 
-    def on_iteration_end(self, trainer: CoryTrainer, iteration: Iteration) -> None:
+    def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         # An agent that holds several roles has a curve for each of them.
         several_roles = trainer.config.cory.num_roles > trainer.config.cory.num_agents
         self._attempt(trainer.run, lambda: self._log(iteration, several_roles))

@@ -48,12 +48,16 @@ class Watch(Callback):
         self.seen["queries"].append(iteration.batch.columns["prompt"])
         if trainer.config.parallel.shard == "none":
             digest = hashlib.sha256()
-            for agent in trainer.trained_agents:
+            for agent in filter(is_trained, trainer.agents):
                 for parameter in agent.learner.model_params:
                     digest.update(parameter.detach().numpy().tobytes())
             self.seen["digests"].append(digest.hexdigest())
         if self.stops:  # in the second process alone
             trainer.should_stop = iteration.index == 1 and distributed.rank() == 1
+
+
+def is_trained(agent) -> bool:
+    return agent.is_trained
 
 
 def save_state(config: Config, agents) -> None:
@@ -80,7 +84,7 @@ def train(config: Config, fault: str) -> None:
     make = make_questions if config.cory.credit == "information" else make_trainer
     trainer = make(config, reward, [watch])
     trainer.train()
-    save_state(config, trainer.trained_agents)
+    save_state(config, filter(is_trained, trainer.agents))
     Path(f"{config.output}-rank{rank}.json").write_text(json.dumps(watch.seen))
 
 

@@ -49,7 +49,7 @@ def make_chain(name: str, config: Config, llama_folder: Path) -> Config:
 def test_it_trains_and_is_resumed_to_the_bit(name, config, llama_folder, tmp_path):
     config = make_chain(name, config, llama_folder)
     trainer = make_trainer(config)
-    agents = trainer.trained_agents
+    agents = [agent for agent in trainer.agents if agent.is_trained]
     before = [agent.learner.model_params[0].detach().clone() for agent in agents]
     folder = trainer.train().folder
     for agent, old in zip(agents, before, strict=True):

@@ -373,7 +373,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(one, monkeypatch):
     monkeypatch.setattr(os, "fsync", lambda descriptor: events.append(os.fstat(descriptor).st_ino))
     monkeypatch.setattr(os, "replace", renamed)
     trainer.state.iteration = 2
-    save(trainer.run, trainer.state, trainer.trained_agents, trainer.callbacks, keep=3)
+    save(trainer.run, trainer.state, trainer.agents, trainer.callbacks, keep=3)
     checkpoint = folder / "checkpoints/iter-000002"
     *files, listed, event, named = events
     contents = [*folder.glob("*.jsonl"), *checkpoint.iterdir()]

@@ -8,7 +8,7 @@ import pytest
 from cory.code_files import announce_files, load
 from cory.errors import UserError
 from cory.own_task import OwnConfig, OwnTaskConfig
-from cory.run.callbacks import load_callbacks
+from cory.run.callback import load_callbacks
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
 from cory.rewards import score_by_function
 from cory.roles import RolePrompts
-from cory.run.callbacks import load_callbacks
+from cory.run.callback import load_callbacks
 from cory.run.folder import read_rows
 from cory.task import Task
 from cory.trainer import CoryTrainer

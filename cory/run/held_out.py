@@ -1,0 +1,148 @@
+"""Held-out evaluation while a run trains: its rewards alone. `cory/evaluation` measures KL, too."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from datasets import Dataset
+
+from cory.batch import Batch
+from cory.chain import Chain, role_generators
+from cory.config import HELD_OUT_REWARDS, Config
+from cory.errors import UserError
+from cory.identity import row_keys, share_in_training
+from cory.iteration import Iteration
+from cory.parallel import distributed
+from cory.rewards import score_rollouts, score_team
+from cory.run.callback import Callback, Trainer
+from cory.run.folder import Run
+from cory.streams import Purpose
+from cory.task import Task
+
+
+class HeldOut(Callback):
+    """Before training and every `eval_every` iterations, rewards on held-out queries: adds `eval_task_reward` and
+    `eval_team_reward` to the records, and those before training to the first iteration's, as
+    `eval_task_reward_before` and `eval_team_reward_before`.
+
+    The iteration's chain answers them, with the same random numbers each time. Training does not
+    notice, as its random numbers are others.
+
+    Attributes:
+        before: by role, the rewards before training by name; of a run that is continued, empty.
+        latest: the newest rewards by name, means over the roles; empty before any.
+        measured_at: after how many iterations.
+    """
+
+    def __init__(self) -> None:
+        self.before: dict[str, dict[str, float]] = {}
+        self.latest: dict[str, float] = {}
+        self.measured_at = 0
+        self.seconds = 0.0  # since the last line of timings.jsonl
+
+    def on_train_begin(self, trainer: Trainer, run: Run) -> None:
+        if trainer.eval_dataset is None:
+            return
+        queries = trainer.eval_dataset[:]
+        distinct = len(set(row_keys(queries)))
+        share = share_in_training(queries, trainer.task.dataset[:])
+        run.say(
+            f"eval_every: {len(trainer.eval_dataset)} held-out queries ({distinct} distinct), "
+            f"{100 * share:.3g} % of them also in training"
+        )
+        if trainer.state.iteration == 0:
+            self.before = self._measure(trainer, trainer.chain(0))
+
+    def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
+        if trainer.eval_dataset is None:
+            return
+        if iteration.index == 0:
+            for record in iteration.records:
+                for name, reward in self.before[record["role"]].items():
+                    record[f"{name}_before"] = reward
+        if (iteration.index + 1) % trainer.config.eval_every == 0:
+            by_role = self._measure(trainer, trainer.chain(iteration.index))
+            for record in iteration.records:
+                record |= by_role[record["role"]]
+        if self.seconds:
+            iteration.timings["seconds_evaluate"] = round(self.seconds, 6)
+            self.seconds = 0.0
+
+    def _measure(self, trainer: Trainer, chain: Chain) -> dict[str, dict[str, float]]:
+        """Each role's rewards by name."""
+        started = time.perf_counter()
+        assert trainer.eval_dataset is not None
+        task_rewards, team_reward = mean_rewards(chain, trainer.eval_dataset, trainer.config)
+        of_team = {} if team_reward is None else {"eval_team_reward": team_reward}
+        by_role = {
+            trainer.task.prompts.name(role): {"eval_task_reward": reward, **of_team}
+            for role, reward in enumerate(task_rewards)
+        }
+        self.latest = held_out_rewards(list(by_role.values()))
+        self.measured_at = trainer.state.iteration
+        self.seconds += time.perf_counter() - started
+        return by_role
+
+
+def mean_rewards(
+    chain: Chain, dataset: Dataset, config: Config
+) -> tuple[list[float], float | None]:
+    """Returns each role's mean task reward on the rows of a dataset, and the mean team reward; None without one."""
+    task = chain.task
+    rank, world_size = distributed.rank(), distributed.world_size()
+    own_rows = list(range(len(dataset))[rank::world_size])
+    batch_size = config.ppo.batch_size // world_size
+
+    num_roles = len(chain.agents)
+    generators = role_generators(config.seed, Purpose.HELD_OUT, num_roles, rank=rank)
+    task_rewards: list[list[float]] = [[] for _ in range(num_roles)]
+    team_rewards: list[float] = []
+    for start in range(0, len(own_rows), batch_size):
+        batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
+        rollouts = chain.roll_out(batch, generators)
+        for role, scores in enumerate(score_rollouts(task.reward, batch, rollouts)):
+            task_rewards[role] += scores.total.tolist()
+        of_team = score_team(task.team, batch, rollouts)
+        if of_team is not None:
+            team_rewards += of_team.tolist()
+    means = [statistics.fmean(distributed.gather_rows(rewards)) for rewards in task_rewards]
+    if task.team is None:
+        return means, None
+    return means, statistics.fmean(distributed.gather_rows(team_rewards))
+
+
+def held_out_rows(config: Config, task: Task, dataset: Dataset | None) -> Dataset | None:
+    """The first `eval_queries` rows, equally many for each process; None without `eval_every`.
+
+    Raises a UserError: there are none, or they do not fit the task.
+    """
+    if dataset is not None:
+        try:
+            task.check_rows(dataset)  # all, as an evaluation after the run reads them
+        except UserError as error:
+            raise UserError(f"held-out rows: {error}") from None
+    if not config.eval_every:
+        return None
+    available = 0 if dataset is None else len(dataset)
+    count = distributed.even(min(config.eval_queries, available))
+    if dataset is None or count == 0:
+        raise UserError(
+            f"eval_every: expected an eval_dataset with a row for each process, got {available} rows"
+        )
+    return dataset.select(range(count))
+
+
+def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The held-out rewards of an evaluation by name: means over the records, one for each role."""
+    return {
+        name: statistics.fmean(record[name] for record in records)
+        for name in HELD_OUT_REWARDS
+        if name in records[0]
+    }
+
+
+def sum_of_rewards(rewards: Mapping[str, float]) -> float:
+    return sum(rewards[name] for name in HELD_OUT_REWARDS if name in rewards)
