@@ -231,7 +231,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     learner = GroupLearner(*wrapped, tokenizer, config, torch.device("cpu"))
     queries, responses = ([torch.tensor(ids) for ids in part] for part in rows(inputs))
     batch = window.pack(queries, responses, pad_token(tokenizer))
-    old = learner.evaluate(batch)
+    old = learner.compare_with_reference(batch)
     rollout = Rollout([""] * size, [""] * size, queries, responses, finished=list(FINISHED))
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
     load_weights(policy, inputs, "new")

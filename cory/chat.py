@@ -47,7 +47,7 @@ class Chat:
             print(f"Note: {note}", file=sys.stderr)
 
         # Here, as torch takes seconds: what is wrong above is said at once.
-        from cory.evaluation.answer import load
+        from cory.evaluation.answer import load_agent
         from cory.parallel.devices import choose_device
 
         # The base answers as the first role.
@@ -61,7 +61,8 @@ class Chat:
         # Each with itself as its base, as no KL is computed.
         here = choose_device(device)
         self.models = [
-            load(source._replace(base=source.model), here, Config())[0] for source in answering
+            load_agent(source._replace(base=source.model), here, Config())[0]
+            for source in answering
         ]
         self.lines = 0  # answered so far
 

@@ -31,7 +31,7 @@ class Loaded:
 _MODULES: dict[tuple[Path, str], ModuleType] = {}
 
 
-def load(key: str, full_name: str) -> Loaded:
+def load_code(key: str, full_name: str) -> Loaded:
     """The function or class that FILE.py:NAME stands for.
 
     The hash is that of the file alone, not of what it imports. Files beside it are imported by

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from cory.code_files import Loaded, as_list, load
+from cory.code_files import Loaded, as_list, load_code
 from cory.config import Config, Settings
 from cory.errors import UserError
 from cory.task_kinds import TaskKind
@@ -123,16 +123,16 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         )
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     rewards = [
-        _reward(load("task.reward", name), weight)
+        _reward(load_code("task.reward", name), weight)
         for name, weight in zip(settings.rewards, weights, strict=True)
     ]
     team_reward = None
     if settings.team_reward is not None:
-        team_reward = _reward(load("task.team_reward", settings.team_reward))
+        team_reward = _reward(load_code("task.team_reward", settings.team_reward))
     extract = None
     if settings.extract is not None:
-        extract = load("task.extract", settings.extract).value
-    loaded = [load("task.metrics", name) for name in as_list(settings.metrics)]
+        extract = load_code("task.extract", settings.extract).value
+    loaded = [load_code("task.metrics", name) for name in as_list(settings.metrics)]
     metrics = {metric.name.split(":")[-1]: metric.value for metric in loaded}
     if len(metrics) < len(loaded):
         raise UserError(

@@ -43,7 +43,7 @@ from cory.parallel.devices import to_device
 
 Function = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]
-LARGEST = torch.finfo(torch.float32).max  # a larger number is infinite as float32
+LARGEST_FLOAT = torch.finfo(torch.float32).max  # a larger number is infinite as float32
 
 
 @dataclass(frozen=True)
@@ -265,7 +265,7 @@ def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float
         number = _as_float(value)
         if value is None and unit == "completion":
             number = math.nan
-        elif not abs(number) <= LARGEST:
+        elif not abs(number) <= LARGEST_FLOAT:
             raise UserError(
                 f"{label}: expected a finite number, got {value!r} in row {row + 1} of the batch, "
                 f"prompt {columns['prompts'][row]!r}, {unit} {columns[unit + 's'][row]!r}"

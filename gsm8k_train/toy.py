@@ -109,7 +109,7 @@ WRONG = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a step that goes wrong 
 WEIGHTS = {1: 6, 2: 2, 3: 1}
 MISTAKES = 0.4  # share of the solutions that go wrong
 GUESSES = 0.5  # share of those that are a guess without any step
-LARGEST = 16  # of all numbers in a right solution
+LARGEST_NUMBER = 16  # of all numbers in a right solution
 
 
 def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | None]:
@@ -174,7 +174,7 @@ def solve(rng: random.Random, problem: Problem, mistake: bool = False) -> str | 
 
 
 def problem(rng: random.Random) -> Problem:
-    """A problem whose right solution has whole numbers from 2 to LARGEST only."""
+    """A problem whose right solution has whole numbers from 2 to LARGEST_NUMBER only."""
     (template,) = rng.choices(TEMPLATES, [WEIGHTS[template.count("|")] for template in TEMPLATES])
     letters = sorted(set(re.findall(r"{([abc])}", template)))
     while True:
@@ -195,7 +195,7 @@ def problem(rng: random.Random) -> Problem:
         held_out = random.Random(f"{template}{numbers}").random() < 0.1
         made = Problem(question, tuple(steps), numbers, held_out)
         if (
-            all(2 <= int(number) <= LARGEST for number in re.findall(r"\d+", made.answer))
+            all(2 <= int(number) <= LARGEST_NUMBER for number in re.findall(r"\d+", made.answer))
             and made.answer
         ):
             return made
@@ -221,9 +221,9 @@ def drill(rng: random.Random) -> str:
     """Ten calculations, of the kind that solutions need."""
     lines: list[str] = []
     while len(lines) < 10:
-        expression = f"{rng.randint(2, LARGEST)} {rng.choice('+-*/')} {rng.randint(2, LARGEST)}"
+        expression = f"{rng.randint(2, LARGEST_NUMBER)} {rng.choice('+-*/')} {rng.randint(2, LARGEST_NUMBER)}"
         text, value = _calculate(expression, {})
-        if value is not None and 2 <= value <= LARGEST:
+        if value is not None and 2 <= value <= LARGEST_NUMBER:
             lines.append(f"{text} = {value}")
     return "Answer: " + "\n".join(lines)
 

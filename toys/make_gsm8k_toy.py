@@ -49,7 +49,7 @@ def make(folder: Path) -> None:
     save_half(policy, tokenizer, folder / "policy")
 
 
-def measure(folder: Path = toy.POLICY.parent) -> dict[str, float]:
+def quality_of(folder: Path = toy.POLICY.parent) -> dict[str, float]:
     """`accuracy`: the share of the 500 held-out problems that a sampled answer solves."""
     policy, tokenizer = load_policy(ModelConfig(str(folder / "policy")))
     problems = toy.problems("test")
@@ -68,7 +68,7 @@ def command_line() -> None:
         make(new_folder(sys.argv[1], "weights"))
         print(f"Done. To ship it, copy {sys.argv[1]} to gsm8k_train/weights")
     elif len(sys.argv) == 1:
-        print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))
+        print("\n".join(f"{name}: {value:.3f}" for name, value in quality_of().items()))
     else:
         print(__doc__)
 

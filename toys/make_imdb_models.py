@@ -104,7 +104,7 @@ def make(
     torch.set_num_threads(before)
     chosen = random.Random(seed).sample(range(len(test)), min(QUALITY_REVIEWS, len(test)))
     with torch.no_grad():
-        quality = measure(folder, [test[i] for i in chosen], [test_labels[i] for i in chosen])
+        quality = quality_of(folder, [test[i] for i in chosen], [test_labels[i] for i in chosen])
     write_text(folder / "quality.json", json.dumps(quality, indent=2))
     return quality
 
@@ -122,7 +122,7 @@ def piece(rng: random.Random, text: str) -> str:
     return " ".join(words[start : start + length])
 
 
-def measure(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[str, float]:
+def quality_of(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[str, float]:
     """The reward model's accuracy on the first words of reviews, and the policy's loss, of those that exist."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer

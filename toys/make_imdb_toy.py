@@ -93,7 +93,7 @@ def _texts(rng: random.Random) -> tuple[list[tuple[str, int]], list[str]]:
     return reviews[: toy.TRAIN_REVIEWS], [toy.rewriting(rng) for _ in range(REWRITINGS)]
 
 
-def measure(folder: Path = toy.SHIPPED) -> dict[str, float]:
+def quality_of(folder: Path = toy.SHIPPED) -> dict[str, float]:
     """The quality of the models in a folder, on 500 held-out reviews.
 
     Returns:
@@ -133,7 +133,7 @@ def command_line() -> None:
         make(new_folder(sys.argv[1], "weights"))
         print(f"Done. To ship it, copy {sys.argv[1]} to imdb_train/weights")
     elif len(sys.argv) == 1:
-        print("\n".join(f"{name}: {value:.3f}" for name, value in measure().items()))
+        print("\n".join(f"{name}: {value:.3f}" for name, value in quality_of().items()))
     else:
         print(__doc__)
 

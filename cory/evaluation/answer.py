@@ -124,7 +124,7 @@ def _compare_with_base(
     return divergences
 
 
-def load(
+def load_agent(
     source: ModelSource, device: torch.device, config: Config, date: str | None = None
 ) -> tuple[Agent, PreTrainedModel | None]:
     """Loads an agent that answers, and the base to which its KL is measured (see `respond`).
@@ -214,7 +214,7 @@ class Evaluator:
     def _answer(self, row: Row) -> Iterator[Record]:
         """The records of a row, whose model is loaded for them."""
         config = Config(precision=self.settings.precision)
-        agent, base = load(row.source, self.device, config, self.lineup.date)
+        agent, base = load_agent(row.source, self.device, config, self.lineup.date)
         if row.reads is None:  # too long a query is found before any is answered
             sampling = row.task.prompts.settings(0).sampling(self.lineup.sampling)
             agent.encode_checked(row.task.render(0, self.columns), sampling.max_new_tokens)

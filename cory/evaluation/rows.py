@@ -38,7 +38,7 @@ KL_COEF = 0.3  # eta of the combined reward where no run says it
 
 
 class ModelSource(NamedTuple):
-    """How a model is loaded (`load` in cory/evaluation/answer.py).
+    """How a model is loaded (`load_agent` in cory/evaluation/answer.py).
 
     Args:
         model: its settings.

@@ -25,7 +25,7 @@ from cory.learners.algorithms import (
 from cory.learners.learner import Learner
 from cory.learners.losses import LossTerms, total
 from cory.learners.optimizer import make_optimizer
-from cory.learners.records import Evaluation, Experience, ForwardPass, Targets
+from cory.learners.records import BatchSizes, Evaluation, Experience, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
@@ -130,8 +130,7 @@ class GroupLearner(Learner):
         new: ForwardPass,
         entropies: Tensor,
         rows: Experience,
-        tokens: Tensor,
-        responses: int,
+        sizes: BatchSizes,
     ) -> LossTerms:
         """The clipped loss, whose mean is over responses."""
         response_tokens = ResponseTokens(
@@ -142,11 +141,11 @@ class GroupLearner(Learner):
             mask=rows.mask,
         )
         terms = self.algorithm.losses(response_tokens, self.kl_controller.value)
-        loss = (rows.weights * terms.losses).sum() / responses
+        loss = (rows.weights * terms.losses).sum() / sizes.responses
         return LossTerms(
             loss=loss,
             policy_loss=loss,
-            entropy=total(entropies, rows.mask) / tokens,
-            clip_fraction=total(terms.is_clipped, rows.mask) / tokens,
-            ratio=total(terms.ratio.detach(), rows.mask) / tokens,
+            entropy=total(entropies, rows.mask) / sizes.tokens,
+            clip_fraction=total(terms.is_clipped, rows.mask) / sizes.tokens,
+            ratio=total(terms.ratio.detach(), rows.mask) / sizes.tokens,
         )

@@ -34,7 +34,15 @@ from cory.learners.adaptive import KLController, RewardMoments
 from cory.learners.losses import LossTerms
 from cory.learners.memory import PassSize
 from cory.learners.optimizer import load_tensors, tensors_of
-from cory.learners.records import Evaluation, Experience, ForwardPass, Step, Targets, UpdateStats
+from cory.learners.records import (
+    BatchSizes,
+    Evaluation,
+    Experience,
+    ForwardPass,
+    Step,
+    Targets,
+    UpdateStats,
+)
 from cory.metrics import full_kl
 from cory.models import window
 from cory.models.lora import LanguageModel
@@ -114,15 +122,14 @@ class Learner(ABC):
         new: ForwardPass,
         entropies: Tensor,
         rows: Experience,
-        tokens: Tensor,
-        responses: int,
+        sizes: BatchSizes,
     ) -> LossTerms:
         """What is minimized, and the statistics: some rows' part of the mini-batch's means.
 
         Args:
             new: these rows under the policy being trained.
             entropies: (rows, R), of `new`.
-            tokens, responses: response tokens and responses of the mini-batch.
+            sizes: of the mini-batch.
         """
 
     def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
@@ -207,7 +214,7 @@ class Learner(ABC):
         # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
         fits = self.pass_size.micro_batch >= len(batch.input_ids)
         if not fits or self.ppo.gradient_accumulation_steps > 1:
-            return self.evaluate(batch)
+            return self.compare_with_reference(batch)
 
         old = Evaluation.zeros(batch)
         (indices,) = batch.by_length(len(batch.input_ids))
@@ -217,7 +224,7 @@ class Learner(ABC):
         return old
 
     @torch.no_grad()
-    def evaluate(self, batch: Window) -> Evaluation:
+    def compare_with_reference(self, batch: Window) -> Evaluation:
         """The batch under the current policy, and its KL to the reference."""
         old = Evaluation.zeros(batch)
         rows_at_a_time = self._evaluation_rows(batch)
@@ -232,7 +239,7 @@ class Learner(ABC):
     def response_kls(self, rollout: Rollout) -> list[float]:
         """The KL of each response to the reference, in nats, under the current policy."""
         batch = self._pack([rollout])
-        current = self.pass_size.retrying(self.evaluate, batch)
+        current = self.pass_size.retrying(self.compare_with_reference, batch)
         kls: list[float] = (current.kl * batch.response_mask).sum(1).tolist()
         return kls
 
@@ -377,6 +384,7 @@ class Learner(ABC):
             distributed.all_reduce_sum(to_device(response_tokens, self.device))
             / distributed.world_size()
         )
+        sizes = BatchSizes(tokens, responses=len(indices))
         sums = torch.zeros((), device=batch.input_ids.device)
         micro_batches = list(batch.by_length(self.pass_size.micro_batch, indices))
         for number, micro_indices in enumerate(micro_batches):
@@ -390,7 +398,7 @@ class Learner(ABC):
                 entropies = losses.entropy(
                     new.all_logprobs, self.pass_size.rows_without_gradient(rows.window)
                 )
-                terms = self.loss_terms(new, entropies, rows, tokens, len(indices))
+                terms = self.loss_terms(new, entropies, rows, sizes)
                 # Not `accelerator.backward`, whose number of mini-batches is that of the Accelerator made last.
                 (terms.loss / self.ppo.gradient_accumulation_steps).backward()
             del new  # before the next micro-batch needs its memory

@@ -24,7 +24,7 @@ from cory.learners import losses
 from cory.learners.learner import Learner
 from cory.learners.losses import LossTerms
 from cory.learners.optimizer import make_optimizer
-from cory.learners.records import Evaluation, Experience, ForwardPass, Targets
+from cory.learners.records import BatchSizes, Evaluation, Experience, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
@@ -129,8 +129,7 @@ class PPOLearner(Learner):
         new: ForwardPass,
         entropies: Tensor,
         rows: Experience,
-        tokens: Tensor,
-        responses: int,
+        sizes: BatchSizes,
     ) -> LossTerms:
         """The clipped losses of policy and values (Eq. 11, 13), whose means are over response tokens."""
         old = rows.old
@@ -151,7 +150,7 @@ class PPOLearner(Learner):
             vf_coef=self.ppo.vf_coef,
             cliprange_high=self.ppo.cliprange_high,
         )
-        return terms.over(tokens)
+        return terms.over(sizes.tokens)
 
 
 # Settings that TRL does not have.

@@ -26,6 +26,13 @@ class ForwardPass(NamedTuple):
     all_logprobs: Tensor
 
 
+class BatchSizes(NamedTuple):
+    """Over which a loss is averaged: response tokens, a scalar tensor, and responses."""
+
+    tokens: Tensor
+    responses: int
+
+
 @dataclass
 class Evaluation:
     """Rows under the policy that sampled them.

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from cory.agent import Agent
 from cory.chain import Chain, RoleSchedule
-from cory.code_files import as_list, load
+from cory.code_files import as_list, load_code
 from cory.config import Config
 from cory.errors import UserError
 from cory.iteration import Iteration
@@ -87,7 +87,7 @@ def load_callbacks(names: list[str] | str) -> list[Callback]:
     """
     callbacks = []
     for name in as_list(names):
-        kind = load("callbacks", name).value
+        kind = load_code("callbacks", name).value
         if not (isinstance(kind, type) and issubclass(kind, Callback)):
             raise UserError(
                 f"callbacks: expected a class derived from cory.Callback, got {name} = {kind!r}"

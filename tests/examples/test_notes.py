@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT, imported
 
 from cory.build import make_agents
-from cory.code_files import load as load_code
+from cory.code_files import load_code
 from cory.command import load
 from cory.own_task import OwnConfig, make_task
 from cory.run.folder import read_rows

@@ -16,6 +16,7 @@ from cory.config import Config
 from cory.errors import NotFinite, UserError
 from cory.learners import losses, memory
 from cory.learners.ppo import trl_config
+from cory.learners.records import BatchSizes
 from cory.models.rollout import Rollout
 from cory.models.window import share_prompts
 
@@ -445,7 +446,7 @@ def test_a_ratio_above_1_has_a_range_of_its_own(tokenizer, ratio, advantage, cli
         weights=one[0],
     )
     new = SimpleNamespace(logprobs=torch.full((1, 1), ratio).log(), values=one)
-    terms = learner.loss_terms(new, one, rows, tokens=one.sum(), responses=1)
+    terms = learner.loss_terms(new, one, rows, BatchSizes(one.sum(), responses=1))
     limit = min(max(ratio, 0.8), 1.28)
     assert terms.policy_loss.item() == pytest.approx(-advantage * (limit if clips else ratio))
     assert terms.clip_fraction.item() == clips

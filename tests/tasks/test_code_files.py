@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from cory.code_files import announce_files, load
+from cory.code_files import announce_files, load_code
 from cory.errors import UserError
 from cory.own_task import OwnConfig, OwnTaskConfig
 from cory.run.callback import load_callbacks
@@ -21,7 +21,7 @@ VALUE = "def value(completions):\n    return [{}.0 for _ in completions]\n"
 
 
 def call(name):
-    return load("task.reward", name).value([""])
+    return load_code("task.reward", name).value([""])
 
 
 def test_an_edit_within_a_second_counts(here, monkeypatch):
@@ -67,22 +67,22 @@ def test_a_callback_and_a_reward_of_one_file_share_its_globals(here):
 def test_a_file_that_fails_is_named_with_its_line(here, code, place):
     (here / "bad.py").write_text(code)
     with pytest.raises(UserError, match=f"^task.reward: .*{place}"):
-        load("task.reward", "bad.py:good")
+        load_code("task.reward", "bad.py:good")
 
 
 def test_a_class_is_no_reward_and_a_function_no_callback(here):
     (here / "both.py").write_text("class Judge: pass\ndef judge(): pass\n")
-    assert load("callbacks", "both.py:Judge").name == "both.py:Judge"
+    assert load_code("callbacks", "both.py:Judge").name == "both.py:Judge"
     for key, name in [("task.reward", "Judge"), ("callbacks", "judge")]:
         with pytest.raises(UserError, match=rf"^{key}: .*{name}"):
-            load(key, f"both.py:{name}")
+            load_code(key, f"both.py:{name}")
 
 
 @pytest.mark.parametrize("name", ["rewards.py", "none.py:good", "rewards:good"])
 def test_a_name_of_no_file_is_refused(here, name):
     (here / "rewards.py").write_text(VALUE.format(1))
     with pytest.raises(UserError, match=r"^task\.reward: "):
-        load("task.reward", name)
+        load_code("task.reward", name)
 
 
 def test_code_that_a_run_names_is_announced(here, capsys):

@@ -10,7 +10,7 @@ WITHIN = {"loss": 0.05, "reward": 0.5, "classifier_error": 0.02, "accuracy": 0.1
 
 def test_shipped_models_are_as_good_as_is_said():
     """The numbers that every toy run starts from; docs/experiments.md has them."""
-    measured = make_imdb_toy.measure() | make_gsm8k_toy.measure()
+    measured = make_imdb_toy.quality_of() | make_gsm8k_toy.quality_of()
     expected = {"loss": 1.14, "reward": -0.23, "classifier_error": 0.02, "accuracy": 0.378}
     assert measured == pytest.approx(expected, abs=0.02)
 
@@ -19,6 +19,6 @@ def test_shipped_models_are_as_good_as_is_said():
 def test_the_scripts_make_models_as_good_as_the_shipped_ones(tmp_path):
     for scripts, name in ((make_imdb_toy, "imdb"), (make_gsm8k_toy, "gsm8k")):
         scripts.make(tmp_path / name)
-        shipped, made = scripts.measure(), scripts.measure(tmp_path / name)
+        shipped, made = scripts.quality_of(), scripts.quality_of(tmp_path / name)
         for metric, value in shipped.items():
             assert made[metric] == pytest.approx(value, abs=WITHIN[metric]), metric
