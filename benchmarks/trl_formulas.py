@@ -45,6 +45,7 @@ class Case:
         low, high: clip range, and that above 1, GRPO's `epsilon` and `epsilon_high`.
         level: of the probability ratio, GRPO's `importance_sampling_level`.
         needs_end: whether responses without an end are left out, GRPO's `mask_truncated_completions`.
+        correction, cap: for samples of an engine, GRPO's `vllm_importance_sampling_mode` and its `clip_max`.
     """
 
     algorithm: str | None
@@ -57,6 +58,8 @@ class Case:
     high: float | None = None
     level: str = "token"
     needs_end: bool = False
+    correction: str | None = None
+    cap: float = 3.0
 
 
 CASES = {
@@ -72,6 +75,15 @@ CASES = {
     "dapo, all responses": Case(None, loss="dapo"),
     "gspo": Case("gspo", low=0.02, level="sequence"),
     "gspo, higher clip": Case("gspo", low=0.02, high=0.03, level="sequence"),
+    "grpo, KL, engine": Case("grpo", beta=0.04, correction="sequence_mask", cap=1.5),
+    "grpo, engine, by token": Case("grpo", correction="token_truncate", cap=1.5),
+    "dapo, engine, by token": Case(
+        "dapo", loss="dapo", needs_end=True, correction="token_mask", cap=1.5
+    ),
+    "dr_grpo, KL, engine": Case(
+        "dr_grpo", beta=0.04, loss="dr_grpo", scale="none", correction="sequence_truncate", cap=1.5
+    ),
+    "gspo, engine": Case("gspo", low=0.02, level="sequence", correction="sequence_mask", cap=1.5),
     "rloo": Case("rloo", "rloo"),
     "rloo, k1 in the reward": Case("rloo", "rloo", beta=0.05),
 }
@@ -89,7 +101,9 @@ def make_policy() -> Any:
 
 
 def make_inputs() -> dict[str, Any]:
-    """Weights (`old/NAME`, `new/NAME`, `reference/NAME`), `queries`, `responses` padded with -1, and `rewards`."""
+    """Weights (`old/NAME`, `new/NAME`, `reference/NAME`), `queries`, `responses` padded with -1, `rewards`, and by an
+    engine `logprobs` of each response's tokens.
+    """
     import torch
 
     generator = torch.Generator().manual_seed(0)
@@ -112,6 +126,13 @@ def make_inputs() -> dict[str, Any]:
     inputs["queries"] = queries.repeat_interleave(GROUP, 0)
     inputs["responses"] = responses.masked_fill(beyond, -1)
     inputs["rewards"] = torch.tensor(REWARDS)
+    policy = make_policy()
+    load_weights(policy, inputs, "old")
+    texts = torch.cat([inputs["queries"], responses], 1)
+    with torch.no_grad():
+        logits = policy(texts).logits[:, QUERY_TOKENS - 1 : -1]
+    logprobs = logits.log_softmax(-1).gather(-1, responses[..., None]).squeeze(-1)
+    inputs["logprobs"] = logprobs + noise(logprobs.shape, 0.55)
     return inputs
 
 
@@ -129,6 +150,11 @@ def rows(inputs: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
     return inputs["queries"].tolist(), [
         [i for i in row if i >= 0] for row in inputs["responses"].tolist()
     ]
+
+
+def engine_logprobs(inputs: dict[str, Any]) -> list[list[float]]:
+    """By the engine, of the tokens of each response."""
+    return [row[:length] for row, length in zip(inputs["logprobs"].tolist(), LENGTHS, strict=True)]
 
 
 def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -150,7 +176,10 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
             texts = [""] * len(prompts)
             if case.trainer == "rloo":
                 return queries, responses, texts
-            return queries, responses, None, texts, None, {}, None, []
+            logprobs = None
+            if case.correction is not None:
+                logprobs = engine_logprobs(inputs)
+            return queries, responses, None, texts, logprobs, {}, None, []
 
     own = {
         "loss_type": case.loss,
@@ -160,6 +189,8 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
         "epsilon_high": case.high,
         "importance_sampling_level": case.level,
         "mask_truncated_completions": case.needs_end,
+        "vllm_importance_sampling_mode": case.correction or "sequence_mask",
+        "vllm_importance_sampling_clip_max": case.cap,
     }
     settings = (trl.GRPOConfig if case.trainer == "grpo" else trl.RLOOConfig)(
         output_dir=str(folder / "run"),
@@ -183,6 +214,7 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
         train_dataset=Dataset.from_dict({"prompt": [""] * QUERIES}),
         processing_class=word_tokenizer(VOCABULARY),
     )
+    trainer.use_vllm = case.correction is not None  # the constructor would start one
     trainer.current_gradient_accumulation_steps = 1  # `train()` sets it
     trainer.model.train()
     load_weights(trainer.model, inputs, "old")
@@ -200,6 +232,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
 
     from benchmarks.shapes import word_tokenizer
     from cory.config import Config, PPOConfig, SamplingConfig
+    from cory.learners.engine import compare_samples
     from cory.learners.group import GroupLearner, WindowPolicy
     from cory.learners.records import Experience
     from cory.models import window
@@ -215,7 +248,11 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
         cliprange=case.low,
         cliprange_high=case.high,
     )
-    sampling = SamplingConfig(max_new_tokens=LONGEST)
+    sampling = SamplingConfig(
+        max_new_tokens=LONGEST,
+        engine_correction=case.correction or "none",  # type: ignore[arg-type]
+        engine_correction_cap=case.cap,
+    )
     config = Config(
         device="cpu",
         algorithm=case.algorithm,  # type: ignore[arg-type]
@@ -234,11 +271,17 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     old = learner.compare_with_reference(batch)
     rollout = Rollout([""] * size, [""] * size, queries, responses, finished=list(FINISHED))
     targets = learner.targets(old, inputs["rewards"], batch.response_mask, [rollout])
+    advantages = targets.advantages[:, 0]
+    if case.correction is not None:
+        rollout.logprobs = [torch.tensor(row) for row in engine_logprobs(inputs)]
+        engine = compare_samples([rollout], old.logprobs, batch.response_mask, sampling)
+        assert engine is not None and engine.capped > 0
+        targets.advantages = targets.advantages * engine.weights
     load_weights(policy, inputs, "new")
     experience = Experience(batch, old, targets, learner.row_weights([rollout]))
     terms = learner._backward(experience, list(range(size)), last=True)
     gradients = {f"gradient/{name}": p.grad for name, p in policy.named_parameters()}
-    return {"advantages": targets.advantages[:, 0], "loss": terms.loss, **gradients}
+    return {"advantages": advantages, "loss": terms.loss, **gradients}
 
 
 def write_reference(path: Path) -> None:

@@ -216,12 +216,14 @@ class Agent:
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
         shuffle: np.random.Generator,
+        warmth: float = 1.0,
     ) -> list[UpdateStats]:
         """One update on the agent's rollouts, one per role; returns the statistics of each.
 
         Args:
             rewards: of each rollout, the (batch,) training rewards.
             shuffle: draws the order of the rows in each epoch.
+            warmth: the share of the learning rate that is used.
 
         Raises NotFinite, which names agent and role, if a loss or gradient is not finite. A frozen
         agent learns nothing, and its statistics have the rest.
@@ -233,7 +235,7 @@ class Agent:
             ]
         self.activate()
         self._mark_engine_outdated()
-        return self.learner.update(rollouts, rewards, shuffle)
+        return self.learner.update(rollouts, rewards, shuffle, warmth)
 
     def response_kls(self, rollout: Rollout) -> list[float]:
         """The KL of each response to the reference, in nats."""

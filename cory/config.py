@@ -88,6 +88,14 @@ OptionalPositive = Annotated[float | None, Field(gt=0)]
 PositiveOrAuto = Annotated[int, Field(ge=1)] | Literal["auto"]
 NotEmpty = Annotated[str, Field(min_length=1)]
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce"]
+ONE_RATIO = (
+    "rloo",
+    "reinforce",
+    "gspo",
+)  # algorithms whose loss has one probability ratio per response
+EngineCorrection = Literal[
+    "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+]
 CreditMode = Literal["collective", "mean", "causal", "own", "counterfactual", "information"]
 
 
@@ -392,7 +400,8 @@ class PPOConfig(Settings):
     """Each agent's update (Eq. 10 to 13 for PPO); the same for every agent, and shared by all algorithms.
 
     Args:
-        learning_rate: Adam's learning rate, constant.
+        learning_rate: Adam's learning rate.
+        warmup_iterations: Over so many iterations the learning rate rises linearly from 0; 0: it is constant.
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
         mini_batch_size: Samples per gradient, over all processes.
         gradient_accumulation_steps: Mini-batches per optimizer step, weighted equally, whatever their numbers of
@@ -428,6 +437,7 @@ class PPOConfig(Settings):
 
     block: ClassVar[str] = "ppo"
     learning_rate: PositiveFloat = 1.41e-5
+    warmup_iterations: NonNegativeInt = 0
     batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
     mini_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
@@ -486,6 +496,10 @@ class SamplingConfig(Settings):
         engine: Who samples in training: `native`, the policy itself, or `vllm`, a server that gets the agents' weights
             after each update (docs/scaling.md).
         engine_url: Address of that server, which serves one run at a time and sees the run's folder.
+        engine_correction: How the ratio of the policy's to the engine's probability, of each token or of the whole
+            sequence, weighs a response's advantages (docs/learners.md). `truncate` lowers a ratio to the cap, `mask`
+            sets one above the cap to 0. `none`: no weights.
+        engine_correction_cap: The largest ratio.
     """
 
     block: ClassVar[str] = "sampling"
@@ -500,6 +514,8 @@ class SamplingConfig(Settings):
     engine_url: Annotated[str, Field(pattern="^https?://"), AfterValidator(_url)] = (
         "http://127.0.0.1:8000"
     )
+    engine_correction: EngineCorrection = "sequence_mask"
+    engine_correction_cap: PositiveFloat = 3.0
 
     def check(self) -> None:
         if self.max_new_tokens < self.min_new_tokens:
@@ -508,6 +524,12 @@ class SamplingConfig(Settings):
                 f"got {self.max_new_tokens}"
             )
         changes_support = self.top_k or self.top_p < 1 or self.repetition_penalty != 1
+        if self.engine == "vllm" and self.engine_correction != "none" and changes_support:
+            # A server gives log-probabilities of the whole distribution, which is not the one that was sampled.
+            raise UserError(
+                "sampling.engine_correction: expected none with top_k, top_p or repetition_penalty, got "
+                f"{self.engine_correction}"
+            )
         if self.engine == "vllm" and self.temperature != 1 and changes_support:
             # The server's log-probabilities, by which it is checked, are then of what the others leave.
             raise UserError(
@@ -653,6 +675,12 @@ class Config(Settings):
         if compares_responses(self.algorithm) and self.chains_per_query < 2:
             raise UserError(
                 f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}"
+            )
+        per_token = self.sampling.engine_correction.startswith("token")
+        if self.sampling.engine == "vllm" and per_token and self.algorithm in ONE_RATIO:
+            raise UserError(
+                f"sampling.engine_correction: expected none, sequence_truncate or sequence_mask with {self.algorithm}, "
+                f"whose loss has one ratio per response, got {self.sampling.engine_correction}"
             )
         self._check_branches()
         self.check_batch(processes=1)

@@ -247,6 +247,9 @@ class CoryTrainer:
         Agents with devices of their own learn at the same time, others one after the other.
         """
 
+        warmup = self.config.ppo.warmup_iterations
+        warmth = min(1.0, (k + 1) / warmup) if warmup else 1.0
+
         def learn(agent: Agent) -> dict[int, UpdateStats]:
             # An agent that holds several roles learns from all of them in one update.
             roles = [role for role, other in enumerate(chain) if other is agent]
@@ -259,7 +262,7 @@ class CoryTrainer:
                 agent=self.agents.index(agent),
                 process=distributed.rank(),
             )
-            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy())
+            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy(), warmth)
             return dict(zip(roles, stats, strict=True))
 
         updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]

@@ -255,9 +255,9 @@ def test_a_response_too_long_to_read_is_cut(config):
     answer = observer.respond
     observer.respond = lambda *args: seen.append(args[:2]) or answer(*args)
     trainer.iteration(0)
-    prompts, length = seen[0]
+    prompts, sampling = seen[0]
     lengths = [len(ids) for ids in observer.tokenizer(prompts)["input_ids"]]
-    assert max(lengths) + length <= 96
+    assert max(lengths) + sampling.max_new_tokens <= 96
     assert 0 < prompts[2].count("\ufffd") < 40
 
 

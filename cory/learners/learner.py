@@ -31,6 +31,7 @@ from cory.config import Config
 from cory.errors import NotFinite
 from cory.learners import losses
 from cory.learners.adaptive import KLController, RewardMoments
+from cory.learners.engine import EngineSamples, compare_samples
 from cory.learners.losses import LossTerms
 from cory.learners.memory import PassSize
 from cory.learners.optimizer import load_tensors, tensors_of
@@ -48,7 +49,6 @@ from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.models.rollout import Rollout
 from cory.models.text import pad_token
-from cory.models.vllm import difference
 from cory.models.window import PassInputs, Window, recompute_in_eval, share_prompts
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, to_device
@@ -137,7 +137,11 @@ class Learner(ABC):
         return to_device(_role_weights(rollouts), self.device)
 
     def update(
-        self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor], shuffle: np.random.Generator
+        self,
+        rollouts: Sequence[Rollout],
+        rewards: Sequence[Tensor],
+        shuffle: np.random.Generator,
+        warmth: float = 1.0,
     ) -> list[UpdateStats]:
         """One update: advantages, `ppo_epochs` passes of optimizer steps over the rows, and the KL
         coefficient.
@@ -147,6 +151,7 @@ class Learner(ABC):
                 the chain branches, which has `batch_size / branches`.
             rewards: of each rollout, the (rows,) training rewards.
             shuffle: draws the order of the rows in each epoch.
+            warmth: the share of the learning rate that is used.
 
         Returns the statistics of each rollout. Raises a ValueError if the number of rows is
         another, and NotFinite if a loss or gradient is not finite; the weights are then as before
@@ -158,14 +163,18 @@ class Learner(ABC):
         # The rows under the policy that sampled them: log-probabilities, KL to the reference, values.
         batch = self._pack(rollouts)
         old = self.pass_size.retrying(self._evaluate_old, batch)
-        engine_difference = _engine_difference(old, batch.response_mask, rollouts)
+        engine = compare_samples(rollouts, old.logprobs, batch.response_mask, self.config.sampling)
 
         # Advantages, from the training rewards and that KL; the loss's weight of each row.
         scaled_rewards, reward_moments = self._scale(torch.cat(list(rewards)))
         targets = self.targets(old, scaled_rewards, batch.response_mask, rollouts)
+        if engine is not None:
+            targets.advantages = targets.advantages * engine.weights
         row_weights = self.row_weights(rollouts)
         experience = Experience(batch, old, targets, row_weights)
 
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.ppo.learning_rate * warmth
         # Each epoch reads all rows in a new order, some in each optimizer step.
         steps: list[Step] = []
         for _ in range(self.ppo.ppo_epochs):
@@ -177,7 +186,7 @@ class Learner(ABC):
                 steps.append(step)
 
         # What stays: the reward moments and the KL coefficient move once the steps have succeeded.
-        stats = self._statistics(experience, rollouts, steps, engine_difference)
+        stats = self._statistics(experience, rollouts, steps, engine)
         self.reward_moments = reward_moments
         self._update_kl_coef(stats)
         return stats
@@ -426,7 +435,7 @@ class Learner(ABC):
         experience: Experience,
         rollouts: Sequence[Rollout],
         steps: Sequence[Step],
-        engine_difference: float | None,
+        engine: EngineSamples | None,
     ) -> list[UpdateStats]:
         """The statistics of each rollout, over all processes."""
         old = experience.old
@@ -452,7 +461,9 @@ class Learner(ABC):
                 gradient_norm=statistics.fmean(step.gradient_norm for step in steps),
                 dropped_steps=sum(map(self._is_dropped, steps)),
                 response_tokens=length,
-                engine_difference=engine_difference,
+                engine_difference=engine and engine.difference,
+                engine_ratio=engine and engine.ratio,
+                engine_capped=engine and engine.capped,
                 frac_reward_zero_std=share,
             )
             for (kl, length), share in zip(
@@ -504,12 +515,6 @@ def _check_finite(step: Step, rollouts: Sequence[Rollout]) -> None:
     roles = " and ".join(rollout.role for rollout in rollouts)
     what = "gradient" if math.isfinite(step.sum_of_terms) else "loss"
     raise NotFinite(f"{rollouts[0].agent} as {roles}: the {what} is not finite")
-
-
-def _engine_difference(old: Evaluation, mask: Tensor, rollouts: Sequence[Rollout]) -> float | None:
-    """How far the engine's log-probabilities are from the policy's; None without an engine."""
-    logprobs = [logprobs for rollout in rollouts for logprobs in rollout.logprobs]
-    return difference(old.logprobs, logprobs, mask) if logprobs else None
 
 
 def _even_parts(indices: list[int], parts: int) -> list[list[int]]:

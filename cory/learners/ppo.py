@@ -154,7 +154,7 @@ class PPOLearner(Learner):
 
 
 # Settings that TRL does not have.
-OURS = ("micro_batch", "value_head_init", "cliprange_high")
+OURS = ("micro_batch", "warmup_iterations", "value_head_init", "cliprange_high")
 # Settings that TRL names differently.
 TRL_NAMES = {
     "adaptive_kl": "adap_kl_ctrl",

@@ -146,7 +146,9 @@ class UpdateStats:
     gradient_norm: float | None = None
     dropped_steps: int = 0
     response_tokens: float
-    engine_difference: float | None = None  # where an engine has sampled
+    engine_difference: float | None = None  # this and the next two where an engine has sampled
+    engine_ratio: float | None = None
+    engine_capped: float | None = None
     frac_reward_zero_std: float | None = None  # where responses are compared in groups
 
     def metrics(self) -> dict[str, float]:

@@ -27,7 +27,6 @@ from cory.config import Config, SamplingConfig
 from cory.errors import UserError
 from cory.models.lora import LanguageModel, save_policy
 from cory.parallel import distributed
-from cory.parallel.devices import to_device
 
 PROMPTS_PER_REQUEST = 1000  # vLLM takes 1,024
 SECONDS_TO_CONNECT = 5
@@ -35,7 +34,6 @@ MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-l
 CACHE_RESETS = 50  # tries to empty the server's cache, in 5 seconds
 # Mean difference of log-probabilities, nats a token, above which the engine must have other
 # weights.
-MAX_DIFFERENCE = 0.5
 
 
 class Engine:
@@ -257,28 +255,3 @@ def _command(agents: Sequence[Config]) -> str:
         f"--model {shlex.quote(config.resolve(model.name))} --host {url.hostname} --port {port} "
         f"--dtype {dtype} --generation-config vllm{options}"
     )
-
-
-def difference(logprobs: Tensor, sampled: Sequence[Tensor], mask: Tensor) -> float:
-    """Mean absolute difference of the policy's and the engine's log-probabilities over the response
-    tokens.
-
-    Args:
-        logprobs, mask: (rows, R), the policy's and the tokens that count. sampled: of each row the
-            engine's.
-
-    Raises a UserError if it is so large that the engine must have sampled from other weights.
-    """
-    padded = torch.zeros(logprobs.shape)
-    for row, values in enumerate(sampled):
-        padded[row, : len(values)] = values
-    gaps = (logprobs - to_device(padded, logprobs.device)).abs() * mask
-    total, tokens = distributed.all_reduce_sum(torch.stack([gaps.sum(), mask.sum()])).tolist()
-    mean = total / tokens
-    if not mean <= MAX_DIFFERENCE:
-        raise UserError(
-            "sampling.engine: expected responses of the agent's weights, got some whose log-probabilities differ by "
-            f"{mean:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must serve the model `model.name`, to this "
-            "run alone."
-        )
-    return mean

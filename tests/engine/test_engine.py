@@ -67,7 +67,8 @@ def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
 
 def test_requests_ask_for_exact_sampling(settings, server, monkeypatch):
     monkeypatch.setattr("cory.models.vllm.PROMPTS_PER_REQUEST", 3)
-    sampling = replace(settings.sampling, top_k=9, repetition_penalty=1.1, max_new_tokens=6)
+    changes = {"top_k": 9, "repetition_penalty": 1.1, "engine_correction": "none"}
+    sampling = replace(settings.sampling, **changes, max_new_tokens=6)
     texts = [
         "the film",
         "a",

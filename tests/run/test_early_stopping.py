@@ -13,7 +13,7 @@ from cory import Callback, evaluate
 from cory.config import CheckpointConfig, EvaluationConfig, GuardsConfig, ModelConfig
 from cory.errors import UserError
 from cory.models.load import load_policy
-from cory.run import callbacks
+from cory.run import held_out
 from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
 from study.compare import read_runs
@@ -33,16 +33,16 @@ class Weights(Callback):
 
 def plan(monkeypatch, rewards_after):
     """Held-out rewards are a function of the number of iterations before them."""
-    measure = callbacks.HeldOut._measure
+    measure = held_out.HeldOut._measure
     done = []
 
-    def counted(held_out, trainer, chain):
+    def counted(callback, trainer, chain):
         done.append(trainer.state.iteration)
-        return measure(held_out, trainer, chain)
+        return measure(callback, trainer, chain)
 
-    monkeypatch.setattr(callbacks.HeldOut, "_measure", counted)
+    monkeypatch.setattr(held_out.HeldOut, "_measure", counted)
     monkeypatch.setattr(
-        callbacks, "mean_rewards", lambda chain, rows, config: rewards_after(done[-1])
+        held_out, "mean_rewards", lambda chain, rows, config: rewards_after(done[-1])
     )
 
 

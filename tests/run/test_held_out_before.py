@@ -11,7 +11,7 @@ from interruptions import Interrupt
 from cory import Callback
 from cory.config import CheckpointConfig, GuardsConfig, ModelConfig
 from cory.models.load import load_policy
-from cory.run import callbacks, plots
+from cory.run import held_out, plots
 from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
 
@@ -35,7 +35,7 @@ def evaluating(config):
 
 def test_it_stands_in_the_first_iterations_lines(evaluating):
     trainer = make_trainer(evaluating)
-    untrained = callbacks.mean_rewards(trainer.chain(0), trainer.eval_dataset, evaluating)[0]
+    untrained = held_out.mean_rewards(trainer.chain(0), trainer.eval_dataset, evaluating)[0]
     records = read_rows(trainer.train().folder / "metrics.jsonl")
     assert [record["eval_task_reward_before"] for record in records[:2]] == untrained
     assert not any("eval_task_reward_before" in record for record in records[2:])
@@ -58,12 +58,12 @@ def test_a_resumed_run_equals_an_unbroken_one_and_does_not_measure_again(
     with pytest.raises(Interrupted):
         make_trainer(broken, callbacks=[Interrupt(iteration)]).train()
     measured = []
-    measure = callbacks.HeldOut._measure
+    measure = held_out.HeldOut._measure
     monkeypatch.setattr(
-        callbacks.HeldOut,
+        held_out.HeldOut,
         "_measure",
-        lambda held_out, trainer, chain: (
-            measured.append(trainer.state.iteration) or measure(held_out, trainer, chain)
+        lambda callback, trainer, chain: (
+            measured.append(trainer.state.iteration) or measure(callback, trainer, chain)
         ),
     )
     again = replace(broken, resume=broken.output)
@@ -76,7 +76,7 @@ def test_a_run_that_never_gets_better_keeps_the_untrained_agents(evaluating, mon
     """Not the first one that was measured after an update."""
     planned = iter([1.52, 1.4, 1.58])
     monkeypatch.setattr(
-        callbacks, "mean_rewards", lambda chain, rows, config: ([next(planned)] * 2, None)
+        held_out, "mean_rewards", lambda chain, rows, config: ([next(planned)] * 2, None)
     )
     config = replace(evaluating, guards=GuardsConfig(patience=1))
     trainer = make_trainer(config)

@@ -107,6 +107,21 @@ def test_with_restarted_learners_it_ends_the_same(one, tmp_path):
     same(whole, broken)
 
 
+def test_in_the_middle_of_a_warm_up_it_ends_the_same(one, tmp_path):
+    config = replace(one, ppo=replace(one.ppo, warmup_iterations=4))
+    trainer = make_trainer(config)
+    (rates,) = trainer.agents[0].learner.optimizer.param_groups
+    found = []
+    for k in range(5):
+        trainer.iteration(k)
+        found.append(rates["lr"] / config.ppo.learning_rate)
+    assert found == [0.25, 0.5, 0.75, 1.0, 1.0]
+    whole = make_trainer(config).train().folder
+    broken = interrupted(replace(config, output=str(tmp_path / "broken")), 2)
+    make_trainer(replace(config, resume=str(broken))).train()
+    same(whole, broken)
+
+
 def test_what_was_recorded_after_the_checkpoint_is_computed_again(one, whole, tmp_path):
     config = replace(one, output=str(tmp_path / "run"), checkpoint=CheckpointConfig(save_every=3))
     failing = after(count_good, 3 + 6, lambda: 1 / 0)

@@ -1,0 +1,81 @@
+"""Samples of an engine: how far its probabilities are from the policy's, and the weights that correct for it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from cory.config import EngineCorrection, SamplingConfig
+from cory.errors import UserError
+from cory.models.rollout import Rollout
+from cory.parallel import distributed
+from cory.parallel.devices import to_device
+
+MAX_DIFFERENCE = 0.5  # nats a token; such samples are of other weights
+
+
+class EngineSamples(NamedTuple):
+    """Samples of an engine, compared with the policy, over all processes.
+
+    Args:
+        weights: by which advantages are multiplied, (rows, R), or (rows, 1) of whole responses.
+        difference: mean of `abs(log pi - log pi_engine)` over the response tokens.
+        ratio: mean of the weights.
+        capped: share of ratios above the cap.
+    """
+
+    weights: Tensor
+    difference: float
+    ratio: float
+    capped: float
+
+
+def compare_samples(
+    rollouts: Sequence[Rollout], logprobs: Tensor, mask: Tensor, sampling: SamplingConfig
+) -> EngineSamples | None:
+    """Compares the engine's log-probabilities with the policy's, (rows, R); returns None without an engine.
+
+    Raises a UserError if they are so far apart that the engine must have sampled from other weights.
+    """
+    sampled = [values for rollout in rollouts for values in rollout.logprobs]
+    if not sampled:
+        return None
+    engine_logprobs = torch.zeros(logprobs.shape)
+    for row, values in enumerate(sampled):
+        engine_logprobs[row, : len(values)] = values
+    gaps = (logprobs - to_device(engine_logprobs, logprobs.device)) * mask
+    total, tokens = distributed.all_reduce_sum(torch.stack([gaps.abs().sum(), mask.sum()])).tolist()
+    difference = total / tokens
+    if not difference <= MAX_DIFFERENCE:
+        raise UserError(
+            "sampling.engine: expected responses of the agent's weights, got some whose log-probabilities differ by "
+            f"{difference:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must serve the model `model.name`, to "
+            "this run alone."
+        )
+    weights, is_capped = importance_weights(
+        gaps, sampling.engine_correction, sampling.engine_correction_cap
+    )
+    counted = mask if weights.shape == mask.shape else torch.ones_like(weights)
+    sums = [(weights * counted).sum(), (is_capped * counted).sum(), counted.sum()]
+    ratio_sum, capped_sum, count = distributed.all_reduce_sum(torch.stack(sums)).tolist()
+    return EngineSamples(weights, difference, ratio_sum / count, capped_sum / count)
+
+
+def importance_weights(
+    gaps: Tensor, correction: EngineCorrection, cap: float
+) -> tuple[Tensor, Tensor]:
+    """`pi / pi_engine` of each token or response, truncated at the cap (TIS) or 0 above it (MIS), and which are above.
+
+    The names, and `sequence_mask` at 3 as the default, are those of TRL's `vllm_importance_sampling_mode`.
+
+    Args:
+        gaps: (rows, R), `log pi - log pi_engine` of each token, 0 at padding.
+    """
+    if correction == "none":
+        return torch.ones_like(gaps), torch.zeros_like(gaps)
+    if correction.startswith("sequence"):
+        gaps = gaps.sum(1, keepdim=True)
+    ratios = gaps.exp()
+    is_capped = ratios > cap
+    return ratios.masked_fill(is_capped, 0.0 if correction.endswith("mask") else cap), is_capped
