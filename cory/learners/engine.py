@@ -33,14 +33,12 @@ class EngineSamples(NamedTuple):
 
 def compare_samples(
     rollouts: Sequence[Rollout], logprobs: Tensor, mask: Tensor, sampling: SamplingConfig
-) -> EngineSamples | None:
-    """Compares the engine's log-probabilities with the policy's, (rows, R); returns None without an engine.
+) -> EngineSamples:
+    """Compares the engine's log-probabilities with the policy's, (rows, R).
 
     Raises a UserError if they are so far apart that the engine must have sampled from other weights.
     """
     sampled = [values for rollout in rollouts for values in rollout.logprobs]
-    if not sampled:
-        return None
     engine_logprobs = torch.zeros(logprobs.shape)
     for row, values in enumerate(sampled):
         engine_logprobs[row, : len(values)] = values

@@ -22,9 +22,8 @@ from cory.learners.algorithms import (
     group_advantages,
     share_of_equal_groups,
 )
-from cory.learners.learner import Learner
+from cory.learners.learner import Learner, make_optimizer
 from cory.learners.losses import LossTerms, total
-from cory.learners.optimizer import make_optimizer
 from cory.learners.records import BatchSizes, Evaluation, Experience, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel

@@ -34,7 +34,6 @@ from cory.learners.adaptive import KLController, RewardMoments
 from cory.learners.engine import EngineSamples, compare_samples
 from cory.learners.losses import LossTerms
 from cory.learners.memory import PassSize
-from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.records import (
     BatchSizes,
     Evaluation,
@@ -44,6 +43,7 @@ from cory.learners.records import (
     Targets,
     UpdateStats,
 )
+from cory.learners.saved_state import load_tensors, tensors_of
 from cory.metrics import full_kl
 from cory.models import window
 from cory.models.lora import LanguageModel
@@ -163,7 +163,10 @@ class Learner(ABC):
         # The rows under the policy that sampled them: log-probabilities, KL to the reference, values.
         batch = self._pack(rollouts)
         old = self.pass_size.retrying(self._evaluate_old, batch)
-        engine = compare_samples(rollouts, old.logprobs, batch.response_mask, self.config.sampling)
+        engine = None
+        if rollouts[0].logprobs:
+            sampling = self.config.sampling
+            engine = compare_samples(rollouts, old.logprobs, batch.response_mask, sampling)
 
         # Advantages, from the training rewards and that KL; the loss's weight of each row.
         scaled_rewards, reward_moments = self._scale(torch.cat(list(rewards)))
@@ -506,6 +509,12 @@ class Learner(ABC):
         model = self.accelerator.unwrap_model(self.model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         return {names[parameter]: parameter for parameter in self.model_params}
+
+
+def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.Adam:
+    """Adam on the trained parameters; fused: one kernel instead of one for each operation."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    return torch.optim.Adam(trained, lr=learning_rate, fused=True)
 
 
 def _check_finite(step: Step, rollouts: Sequence[Rollout]) -> None:

@@ -21,9 +21,8 @@ from transformers import PreTrainedTokenizerBase
 from cory.config import Config, PPOConfig
 from cory.errors import UserError
 from cory.learners import losses
-from cory.learners.learner import Learner
+from cory.learners.learner import Learner, make_optimizer
 from cory.learners.losses import LossTerms
-from cory.learners.optimizer import make_optimizer
 from cory.learners.records import BatchSizes, Evaluation, Experience, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel

@@ -1,19 +1,12 @@
-"""The optimizer of a policy, and its state in checkpoints."""
+"""Weights and optimizer state as tensors of a checkpoint."""
 
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from cory.parallel.sharding import part_like
-
-
-def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.Adam:
-    """Adam on the trained parameters; fused: one kernel instead of one for each operation."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    return torch.optim.Adam(trained, lr=learning_rate, fused=True)
 
 
 def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Tensor]:
