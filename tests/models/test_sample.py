@@ -22,9 +22,9 @@ def model(tokenizer):
 @pytest.mark.parametrize(
     "settings",
     [
-        SamplingConfig(temperature=0.7),
-        SamplingConfig(top_p=0.8, repetition_penalty=1.3),
-        SamplingConfig(temperature=1.5, top_k=50, top_p=0.9, repetition_penalty=1.1),
+        SamplingConfig(1, 12, temperature=0.7),
+        SamplingConfig(1, 12, top_p=0.8, repetition_penalty=1.3),
+        SamplingConfig(1, 12, temperature=1.5, top_k=50, top_p=0.9, repetition_penalty=1.1),
     ],
 )
 def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
@@ -38,7 +38,7 @@ def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
         temperature=0.1, top_k=1, max_length=3, eos_token_id=0
     )
     ours = sample(
-        model, tokenizer, queries, settings, 12, torch.Generator().manual_seed(3), ends=()
+        model, tokenizer, queries, settings, torch.Generator().manual_seed(3), ends=()
     ).responses
     model.generation_config = GenerationConfig()
     ids, mask = pad(queries, 0, "left")
@@ -65,7 +65,7 @@ def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
     model.generation_config.eos_token_id = model.config.eos_token_id = None
     queries = rows(tokenizer, [*PROMPTS, *PROMPTS, PROMPTS[1]])
     responses = sample(
-        model, tokenizer, queries, SamplingConfig(), 3, torch.Generator(), ends=()
+        model, tokenizer, queries, SamplingConfig(1, 3), torch.Generator(), ends=()
     ).responses
     width = max(map(len, queries))
     assert read == [(4, width), (9, width + 1), (9, width + 2)]
@@ -97,20 +97,18 @@ def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeyp
     queries = rows(tokenizer, PROMPTS * 3)
     for i, query in enumerate(queries):
         queries[i] = torch.cat([query, torch.tensor([5 + i])])  # so that no two are alike
-    likeliest = SamplingConfig(top_k=1)
-    free = sample(model, tokenizer, queries, likeliest, 20, torch.Generator(), ends=()).responses
+    likeliest = SamplingConfig(1, 20, top_k=1)
+    free = sample(model, tokenizer, queries, likeliest, torch.Generator(), ends=()).responses
     ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 10, 15), strict=False)]
     sizes = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(len(args[0] if args else kwargs["input_ids"])),
         with_kwargs=True,
     )
-    together = sample(
-        model, tokenizer, queries, likeliest, 20, torch.Generator(), ends=ends
-    ).responses
+    together = sample(model, tokenizer, queries, likeliest, torch.Generator(), ends=ends).responses
     assert max(sizes) == len(queries) and sizes[-1] < len(queries)
     alone = [
-        sample(model, tokenizer, [query], likeliest, 20, torch.Generator(), ends=ends).responses[0]
+        sample(model, tokenizer, [query], likeliest, torch.Generator(), ends=ends).responses[0]
         for query in queries
     ]
     assert len({len(row) for row in alone}) > 2
@@ -133,16 +131,14 @@ def test_end_tokens_are_those_of_model_and_tokenizer(model, tokenizer):
 
 def test_a_repetition_penalty_sees_no_padding(model, tokenizer):
     """A row's likeliest tokens are the same beside a longer one, though the pad token could be one of them."""
-    settings = SamplingConfig(top_k=1, repetition_penalty=5.0)
+    settings = SamplingConfig(1, 10, top_k=1, repetition_penalty=5.0)
     short, long = rows(tokenizer, ["a", "some very fine or awful acting and music"])
     bias = torch.zeros(len(tokenizer))
     bias[tokenizer.pad_token_id] = 3.0
     model.lm_head.register_forward_hook(lambda module, args, output: output + bias)
-    alone = sample(model, tokenizer, [short], settings, 10, torch.Generator(), ends=()).responses[0]
+    alone = sample(model, tokenizer, [short], settings, torch.Generator(), ends=()).responses[0]
     assert tokenizer.pad_token_id in alone
     assert torch.equal(
-        sample(model, tokenizer, [short, long], settings, 10, torch.Generator(), ends=()).responses[
-            0
-        ],
+        sample(model, tokenizer, [short, long], settings, torch.Generator(), ends=()).responses[0],
         alone,
     )
