@@ -32,6 +32,7 @@ from cory.models.lora import (
     save_policy,
     without_adapters,
 )
+from cory.models.prefixes import response_logits
 from cory.models.rollout import Rollout
 from cory.models.sample import ends_response, sample
 from cory.models.text import (
@@ -47,7 +48,7 @@ from cory.models.text import (
     turn_stop,
 )
 from cory.models.vllm import Engine
-from cory.models.window import pad, response_logits
+from cory.models.window import pad
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, choose_device, configure, to_device
 from cory.roles import Prompt

@@ -15,7 +15,7 @@ from cory.agent import make_agents
 from cory.config import CoryConfig, LoraConfig, SamplingConfig
 from cory.errors import UserError
 from cory.iteration import draw_batch
-from cory.models.window import response_logits
+from cory.models.prefixes import response_logits
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

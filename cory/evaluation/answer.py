@@ -18,8 +18,8 @@ from cory.errors import UserError
 from cory.evaluation.rows import Lineup, ModelSource, Row, same_weights
 from cory.learners.memory import LARGEST, rows_within
 from cory.metrics import full_kl
-from cory.models import window
 from cory.models.load import adapter_tokenizer, attach, load_answering
+from cory.models.prefixes import response_logits
 from cory.models.sample import sample
 from cory.models.text import (
     ChatTemplate,
@@ -205,7 +205,7 @@ class Answerer:
         if self.base is self.model:
             return None
         with self.model.disable_adapter() if self.base is None else nullcontext():
-            return window.response_logits(
+            return response_logits(
                 self.base or self.model, query_ids, responses, pad_token(self.tokenizer)
             )
 

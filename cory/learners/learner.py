@@ -32,16 +32,17 @@ from cory.errors import NotFinite
 from cory.learners import losses
 from cory.learners.adaptive import KLController, RewardMoments
 from cory.learners.losses import LossTerms
-from cory.learners.memory import PassSize
+from cory.learners.memory import PassSize, recompute_in_eval
 from cory.learners.optimizer import load_tensors, tensors_of
 from cory.learners.records import Evaluation, Experience, ForwardPass, Step, Targets, UpdateStats
 from cory.metrics import full_kl
 from cory.models import window
 from cory.models.lora import LanguageModel
+from cory.models.prefixes import share_prompts
 from cory.models.rollout import Rollout
 from cory.models.text import pad_token
 from cory.models.vllm import difference
-from cory.models.window import PassInputs, Window, recompute_in_eval, share_prompts
+from cory.models.window import PassInputs, Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, to_device
 
