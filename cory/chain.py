@@ -87,7 +87,7 @@ class Chain:
         limit = self.max_new_tokens(role, batch)
         rollout = self.agents[role].respond(prompts, limit, generator, settings.stop)
         name = self.task.prompts.name(role)
-        return replace(rollout, role=name, branches=batch.branches_of(role))
+        return replace(rollout, role=name)
 
     def prompts(
         self, role: int, batch: Batch, responses: Sequence[Sequence[str]] | None

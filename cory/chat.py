@@ -20,7 +20,6 @@ from cory.code_files import announce_files
 from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.evaluation.rows import ModelSource, agent_sources, check_run, with_prompts_of
-from cory.roles import check_prompt
 from cory.run.settings import named, read_settings
 from cory.run.tables import one_line, printable
 from cory.task_kinds import kind_of_run, run_config
@@ -126,6 +125,8 @@ class Chat:
         if isinstance(first, list) and isinstance(row["prompt"], str):
             # The last turn after what stands before it in the data, such as a system message.
             row["prompt"] = [*first[:-1], {"role": "user", "content": row["prompt"]}]
+        from cory.checks import check_prompt  # it imports torch
+
         check_prompt(row["prompt"], "prompt")
         return row
 

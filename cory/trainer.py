@@ -11,10 +11,11 @@ from datasets import Dataset
 from cory.agent import Agent
 from cory.batch import Batch
 from cory.chain import Chain, RoleSchedule, role_generators
+from cory.checks import check_fits
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, UserError
-from cory.iteration import Iteration, draw_batch
+from cory.iteration import Iteration
 from cory.learners.records import UpdateStats
 from cory.models.rollout import Rollout
 from cory.parallel import distributed
@@ -37,7 +38,7 @@ from cory.run.measure import measure, sampled_texts, timed, timings
 from cory.run.signals import Interrupted, Signals
 from cory.run.trackers import Trackers
 from cory.streams import Purpose, Stream
-from cory.task import Task, check_fits
+from cory.task import Task, draw_batch
 
 
 class CoryTrainer:
@@ -107,7 +108,14 @@ class CoryTrainer:
         self.history: list[dict[str, Any]] = []
         self.state = RunState()
         self.should_stop = False
-        check_fits(config, self.agents, self.task, self.eval_dataset)
+        check_fits(
+            config,
+            self.agents,
+            self.task.prompts,
+            self.task.dataset,
+            self.eval_dataset,
+            self.task.rows_per_query(config.branches),
+        )
 
     def train(self) -> Run:
         """Runs the iterations that are left, then saves curves, summary and agents in the run's `.folder`.

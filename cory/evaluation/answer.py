@@ -324,7 +324,9 @@ class Evaluator:
         answerer = load(row.source, self.device, self.lineup.date)
         if row.reads is None:  # too long a query is found before any is answered
             sampling = row.task.prompts.settings(0).sampling(self.lineup.sampling)
-            answerer.encode_checked(row.task.render(0, self.columns), sampling.max_new_tokens)
+            answerer.encode_checked(
+                row.task.prompts.render_rows(0, self.columns), sampling.max_new_tokens
+            )
 
         count = len(self.columns["prompt"])
         size = max(1, self.settings.batch_size // self.settings.samples)

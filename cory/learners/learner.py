@@ -180,11 +180,12 @@ class Learner(ABC):
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):
-            expected = self.batch_size * rollout.branches // self.config.branches
-            if not len(rollout.prompt_ids) == len(rollout.response_ids) == len(reward) == expected:
+            rows = len(rollout.prompt_ids)
+            sizes = (self.batch_size, self.batch_size // self.config.branches)
+            if rows not in sizes or not rows == len(rollout.response_ids) == len(reward):
                 raise ValueError(
-                    f"expected {expected} prompts, responses and rewards of a rollout, got "
-                    f"{len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
+                    f"expected {sizes[0]} prompts, responses and rewards of a rollout, or {sizes[1]}, got "
+                    f"{rows}, {len(rollout.response_ids)} and {len(reward)}"
                 )
 
     def _switch_dropout_off(self) -> None:

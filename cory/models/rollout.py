@@ -19,8 +19,6 @@ class Rollout:
             without an engine.
         agent: name of the agent.
         role: name of its role in the chain.
-        branches: how many rows, one after the other, answer the same response of the role before
-            (`Config.branches`).
         finished: of each row, whether its response ended by itself, and was not cut at its limit.
             Only DAPO's learner needs it.
     """
@@ -32,7 +30,6 @@ class Rollout:
     logprobs: list[Tensor] = field(default_factory=list)
     agent: str = ""
     role: str = ""
-    branches: int = 1
     finished: list[bool] = field(default_factory=list)
 
     def rows(self, index: slice) -> "Rollout":

@@ -239,7 +239,7 @@ def fixed_samples(trainer: CoryTrainer) -> dict[str, list[dict[str, Any]]]:
     later roles never learn to answer that, and have no solo responses.
     """
     config = trainer.config
-    size = trainer.task.rows_per_query
+    size = trainer.task.rows_per_query(config.branches)
     queries = min(NUM_QUERIES, len(trainer.task.dataset) // size)
     rows = [query * size + query % size for query in range(queries)]  # one of each query
     batch = Batch(trainer.task.dataset[rows], config.sampling.max_new_tokens)
