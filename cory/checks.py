@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
-from cory.config import HELD_OUT_REWARDS, Config, role_name
+from cory.config import Config, role_name
 from cory.errors import UserError
 from cory.learners.records import UpdateStats
-from cory.metrics import TITLES
+from cory.metrics import HELD_OUT_REWARDS, TITLES
 from cory.models.text import check_lengths
 from cory.rewards import Function, Reward, accepted_columns
 from cory.roles import RolePrompts, placeholders

@@ -7,8 +7,9 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from cory.code_files import Loaded, as_list, load
-from cory.config import Config, Settings
+from cory.config import Config
 from cory.errors import UserError
+from cory.settings import Settings
 from cory.task_kinds import TaskKind
 
 if TYPE_CHECKING:

@@ -20,10 +20,11 @@ from cory.command import (
     read_config,
     run_name,
 )
-from cory.config import ModelConfig, SamplingConfig, changed, keys
+from cory.config import ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.command import parse_settings
 from cory.own_task import OwnConfig, OwnTaskConfig
+from cory.settings import changed, keys
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 

@@ -18,11 +18,12 @@ from cory.agent import Agent
 from cory.batch import Batch
 from cory.chain import Chain, role_generators
 from cory.code_files import as_list, load
-from cory.config import HELD_OUT_REWARDS, Config
+from cory.config import Config
 from cory.errors import UserError, counted
 from cory.hub import model_card
 from cory.identity import row_keys, share_in_training
 from cory.iteration import Iteration
+from cory.metrics import HELD_OUT_REWARDS
 from cory.parallel import distributed
 from cory.rewards import score_rollouts, score_team
 from cory.run.folder import BEST, SUMMARY, filled, write_text
@@ -35,8 +36,8 @@ from cory.run.tables import (
     summarise_roles,
     summary_table,
 )
+from cory.settings import yaml_text
 from cory.streams import Purpose
-from cory.yaml_file import yaml_text
 
 if TYPE_CHECKING:
     from cory.run.folder import Run

@@ -41,7 +41,7 @@ from cory.run.folder import (
     write_text,
 )
 from cory.run.settings import differences, read_settings
-from cory.yaml_file import yaml_text
+from cory.settings import yaml_text
 
 if TYPE_CHECKING:
     from cory.agent import Agent

@@ -4,17 +4,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cory.config import FREE as FREE_SETTINGS
 from cory.config import AgentConfig
 from cory.errors import UserError
-from cory.yaml_file import read_yaml
+from cory.settings import read_yaml
 
-# What may differ when a run continues, besides settings.
-FREE = FREE_SETTINGS | {
-    "versions",
-    "date",  # that of the first start is kept
-    "fingerprint.models",  # compared by `cory.identity.check_models`
-}
+# What may differ when a run continues: how it computes, which changes its numbers by rounding alone; how far it goes,
+# where, and who watches; what config.yaml holds besides settings.
+FREE = frozenset(
+    {
+        "device",
+        "ppo.micro_batch",
+        "model.gradient_checkpointing",
+        "iterations",
+        "output",
+        "resume",
+        "tracker",
+        "checkpoint",
+        "sample_every",
+        "sampling.engine_url",
+        "versions",
+        "date",  # that of the first start is kept
+        "fingerprint.models",  # compared by `cory.identity.check_models`
+    }
+)
 
 
 def read_settings(run: Path) -> dict[str, Any]:
