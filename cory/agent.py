@@ -33,7 +33,6 @@ from cory.models.lora import (
     without_adapters,
 )
 from cory.models.prefixes import response_logits
-from cory.models.rollout import Rollout
 from cory.models.sample import ends_response, sample
 from cory.models.text import (
     are_turns,
@@ -52,6 +51,7 @@ from cory.models.window import pad
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, choose_device, configure, to_device
 from cory.roles import Prompt
+from cory.rollout import Rollout
 from cory.streams import Purpose, Stream
 
 if TYPE_CHECKING:

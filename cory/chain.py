@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from cory.agent import Agent
-from cory.batch import Batch
-from cory.models.rollout import Rollout
 from cory.models.text import special_tokens
 from cory.roles import Prompt
+from cory.rollout import Batch, Rollout
 from cory.streams import Purpose, Stream
 from cory.task import Task
 

@@ -6,9 +6,8 @@ from typing import Any
 import torch
 
 from cory.agent import Agent
-from cory.batch import Batch
 from cory.learners.records import UpdateStats
-from cory.models.rollout import Rollout
+from cory.rollout import Batch, Rollout
 
 
 @dataclass

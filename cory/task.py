@@ -9,7 +9,6 @@ from typing import Any
 
 import datasets
 
-from cory.batch import Batch, repeated
 from cory.checks import check_functions, check_rows
 from cory.config import Config, RoleConfig
 from cory.errors import UserError
@@ -18,6 +17,7 @@ from cory.models.text import without
 from cory.parallel import distributed
 from cory.rewards import Function, Reward, Rewards, as_rewards
 from cory.roles import Prompt, RolePrompts
+from cory.rollout import Batch, repeated
 from cory.streams import Purpose, Stream, response_limit
 
 

@@ -9,7 +9,6 @@ import torch
 from datasets import Dataset
 
 from cory.agent import Agent
-from cory.batch import Batch
 from cory.chain import Chain, RoleSchedule, role_generators
 from cory.checks import check_fits
 from cory.config import Config
@@ -17,10 +16,10 @@ from cory.credit import assign_credit
 from cory.errors import NotFinite, UserError
 from cory.iteration import Iteration
 from cory.learners.records import UpdateStats
-from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.rewards import score_rollouts, score_team
+from cory.rollout import Batch, Rollout
 from cory.run.callbacks import (
     Callback,
     EarlyStopping,

@@ -28,8 +28,8 @@ from cory.learners.optimizer import make_optimizer
 from cory.learners.records import Evaluation, Experience, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
-from cory.models.rollout import Rollout
 from cory.parallel.devices import to_device
+from cory.rollout import Rollout
 
 
 class WindowPolicy(torch.nn.Module):

@@ -39,12 +39,12 @@ from cory.metrics import full_kl
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.models.prefixes import share_prompts
-from cory.models.rollout import Rollout
 from cory.models.text import pad_token
 from cory.models.vllm import difference
 from cory.models.window import PassInputs, Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, to_device
+from cory.rollout import Rollout
 
 
 class Learner(ABC):

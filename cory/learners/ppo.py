@@ -27,8 +27,8 @@ from cory.learners.optimizer import make_optimizer
 from cory.learners.records import Evaluation, Experience, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
-from cory.models.rollout import Rollout
 from cory.parallel import distributed
+from cory.rollout import Rollout
 
 
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):

@@ -15,7 +15,6 @@ import datasets
 from tqdm import tqdm
 
 from cory.agent import Agent
-from cory.batch import Batch
 from cory.chain import Chain, role_generators
 from cory.code_files import as_list, load
 from cory.config import Config
@@ -26,6 +25,7 @@ from cory.iteration import Iteration
 from cory.metrics import HELD_OUT_REWARDS
 from cory.parallel import distributed
 from cory.rewards import score_rollouts, score_team
+from cory.rollout import Batch
 from cory.run.folder import BEST, SUMMARY, filled, write_text
 from cory.run.measure import MEANING, NUM_QUERIES, describe, peak_memory_mb
 from cory.run.report import write_run_report

@@ -17,10 +17,10 @@ from cory.agent import Agent
 from cory.credit import per_response
 from cory.iteration import Iteration
 from cory.metrics import collapsed, combined_reward, distinct, share_of_start
-from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.rewards import measure_responses
 from cory.roles import query_text
+from cory.rollout import Rollout
 from cory.run.folder import as_json
 
 if TYPE_CHECKING:
