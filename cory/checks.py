@@ -132,8 +132,7 @@ def check_templates(prompts: RolePrompts, columns: Iterable[str]) -> None:
             where = f"{role_name(min(role, 1))} prompt"
         allowed = {"prompt", *columns}
         if role > 0:
-            earlier_roles = [prompts.name(earlier) for earlier in range(role)]
-            allowed |= {"response", "responses", *earlier_roles}
+            allowed |= {"response", "responses", *map(prompts.name, range(role))}
         names = placeholders(prompts.template(role), where)
         unknown = [name for name in names if name not in allowed]
         if unknown or not names:
@@ -282,9 +281,9 @@ def _prompt_lengths(
     config: Config, prompts: RolePrompts, rows: Dataset, role: int, agent: "Agent"
 ) -> list[int]:
     """The tokens of each row's prompt, where all responses that stand in it are empty; refuses a prompt without any."""
-    empty = [[""] * len(rows)] * role
     reads_responses = role > 0 and config.cory.knowledge_transfer
-    rendered = prompts.render_rows(role, rows[:], empty if reads_responses else None)
+    empty = [[""] * len(rows)] * role if reads_responses else None
+    rendered = prompts.render_rows(role, rows[:], empty)
     lengths = [len(ids) for ids in agent.encode(rendered)]
     check_lengths(lengths, 0, None, rendered)
     return lengths

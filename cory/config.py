@@ -36,13 +36,13 @@ C = TypeVar("C", bound="Config")
 
 
 def _role_name(name: str | None) -> str | None:
-    if name is None:
-        return name
     # A template, and the code of a model card, names a role's response by it.
-    if not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES:
-        reserved = ", ".join(RESERVED_NAMES)
+    if name is not None and (
+        not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES
+    ):
         raise ValueError(
-            f"expected null or a name of letters, digits and _, other than {reserved} and Python's keywords"
+            "expected null or a name of letters, digits and _, other than "
+            f"{', '.join(RESERVED_NAMES)} and Python's keywords"
         )
     return name
 
@@ -494,7 +494,15 @@ class Config(Settings):
             raise UserError(
                 f"group_size: expected at least 2 with algorithm: {self.algorithm}, got {self.group_size}"
             )
-        self._check_branches()
+        if self.branches > 1 and self.cory.num_roles != 2:
+            raise UserError(
+                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only chains of two branch, "
+                f"got {self.branches}"
+            )
+        if self.branches > 1 and not self.cory.knowledge_transfer:
+            raise UserError(
+                f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}"
+            )
         self.check_batch(processes=1)
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
@@ -502,24 +510,13 @@ class Config(Settings):
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
                 f"got {len(self.agents)}"
             )
-        for index in range(len(self.agents)):
+        for index, agent in enumerate(self.agents):
             self.of_agent(index)  # merging an agent's settings validates its entry
-        if self.device_per_agent:
-            self._check_devices()
+            if self.device_per_agent and agent.device is None:
+                raise UserError(
+                    f"agents.{index}.device: expected a device, as other agents have one, got none"
+                )
         self._check_frozen()
-
-    def _check_branches(self) -> None:
-        if self.branches == 1:
-            return
-        if self.cory.num_roles != 2:
-            raise UserError(
-                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only chains of two branch, "
-                f"got {self.branches}"
-            )
-        if not self.cory.knowledge_transfer:
-            raise UserError(
-                f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}"
-            )
 
     def check_batch(self, processes: int) -> None:
         """Raises a UserError unless each of so many processes gets whole queries, as many as its agents need."""
@@ -583,13 +580,6 @@ class Config(Settings):
                 raise UserError(
                     f"agents.{index}.trained: expected true with "
                     f"sampling.engine: {self.sampling.engine}, got false"
-                )
-
-    def _check_devices(self) -> None:
-        for index, agent in enumerate(self.agents):
-            if agent.device is None:
-                raise UserError(
-                    f"agents.{index}.device: expected a device, as other agents have one, got none"
                 )
 
     @property

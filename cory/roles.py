@@ -36,8 +36,9 @@ def placeholders(template: str, where: str) -> list[str]:
     try:
         fields = list(string.Formatter().parse(template))
     except ValueError as error:
-        expected = "a template with placeholders like {prompt}"
-        raise UserError(f"{where}: expected {expected}, got {template!r} ({error})") from None
+        raise UserError(
+            f"{where}: expected a template with placeholders like {{prompt}}, got {template!r} ({error})"
+        ) from None
     names = []
     for _, name, form, conversion in fields:
         if name is None:  # the text after the last one

@@ -117,9 +117,9 @@ class Task:
         if tuple(roles) == self.prompts.roles:
             return self
         if self.prompts.roles:
-            own = [self.prompts.name(role) for role in range(len(self.prompts.roles))]
             raise UserError(
-                f"roles: expected in the settings those of the task's prompts, {own}, got "
+                "roles: expected in the settings those of the task's prompts, "
+                f"{[self.prompts.name(role) for role in range(len(self.prompts.roles))]}, got "
                 f"{[role.name for role in roles]}"
             )
         return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
@@ -141,14 +141,13 @@ class Task:
 
         Likewise of the team reward, empty if there is none.
         """
-        names = []
-        for reward in self.rewards:
-            weight = "" if reward.weight == 1 else f"{reward.weight} * "
-            names.append(weight + _recorded_name(reward))
-        hashes = [_recorded_hash(reward) for reward in self.rewards]
+        names = [
+            ("" if reward.weight == 1 else f"{reward.weight} * ") + _recorded_name(reward)
+            for reward in self.rewards
+        ]
         return {
             "reward": " + ".join(names),
-            "reward_sha256": "+".join(hashes),
+            "reward_sha256": "+".join(map(_recorded_hash, self.rewards)),
             "team_reward": _recorded_name(self.team) if self.team else "",
             "team_reward_sha256": _recorded_hash(self.team) if self.team else "",
         }
@@ -234,9 +233,8 @@ def draw_batch(task: Task, config: Config, k: int) -> Batch:
         columns[name] = [branches[0] for branches in of_responses]
         branch_columns[name] = list(itertools.chain(*of_responses))
 
-    sampling = config.sampling
     max_new_tokens = response_limit(
-        config.seed, k, sampling.min_new_tokens, sampling.max_new_tokens
+        config.seed, k, config.sampling.min_new_tokens, config.sampling.max_new_tokens
     )
     return Batch(columns, max_new_tokens, branch_columns)
 

@@ -180,12 +180,14 @@ class Learner(ABC):
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):
-            rows = len(rollout.prompt_ids)
-            sizes = (self.batch_size, self.batch_size // self.config.branches)
-            if rows not in sizes or not rows == len(rollout.response_ids) == len(reward):
+            sizes = (len(rollout.prompt_ids), len(rollout.response_ids), len(reward))
+            if sizes not in [
+                (self.batch_size,) * 3,
+                (self.batch_size // self.config.branches,) * 3,
+            ]:
                 raise ValueError(
-                    f"expected {sizes[0]} prompts, responses and rewards of a rollout, or {sizes[1]}, got "
-                    f"{rows}, {len(rollout.response_ids)} and {len(reward)}"
+                    f"expected {self.batch_size} prompts, responses and rewards of a rollout (of a pioneer: "
+                    f"{self.batch_size // self.config.branches}), got {sizes}"
                 )
 
     def _switch_dropout_off(self) -> None:

@@ -63,8 +63,9 @@ class KeysAndValues(DynamicCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        keys = key_states.to(value_states.dtype)
-        return super().update(keys, value_states, layer_idx, *args, **kwargs)
+        return super().update(
+            key_states.to(value_states.dtype), value_states, layer_idx, *args, **kwargs
+        )
 
 
 class Stems(NamedTuple):

@@ -57,18 +57,15 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], free: frozenset[str] = FREE
+    saved: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    free: frozenset[str] = FREE,
+    prefix: str = "",
 ) -> dict[str, tuple[Any, Any]]:
     """The dotted keys in which the config.yaml of two runs differ, but for those of `free`, with both values.
 
     What identifies data and rewards (`fingerprint`) counts where both have it.
     """
-    return _different_keys(saved, wanted, free, "")
-
-
-def _different_keys(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], free: frozenset[str], prefix: str
-) -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys([*saved, *wanted]):
         name = f"{prefix}{key}"
@@ -80,7 +77,7 @@ def _different_keys(
             old = _without_devices(old)
             new = _without_devices(new)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found |= _different_keys(old, new, free, f"{name}.")
+            found |= differences(old, new, free, f"{name}.")
         elif old != new:
             found[name] = (old, new)
     return found
