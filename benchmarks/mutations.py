@@ -81,7 +81,7 @@ FAULTS = [
         f"tests/test_trainer.py {METHOD}",
     ),
     Fault(
-        "roles_draw_alike", "cory/trainer.py",
+        "roles_draw_alike", "cory/chain.py",
         "purpose, k, role=role, process=rank)", "purpose, k, process=rank)",
         f"tests/test_streams.py {METHOD}",
     ),
@@ -234,7 +234,7 @@ FAULTS = [
     ),
     Fault(
         "holm_backwards", "study/intervals.py",
-        "level / (len(tested) - rank)", "level / (rank + 1)", INTERVALS,
+        "(1 - LEVEL) / (len(tested) - rank)", "(1 - LEVEL) / (rank + 1)", INTERVALS,
     ),
 ]  # fmt: skip
 
