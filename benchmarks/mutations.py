@@ -44,7 +44,7 @@ METHOD = (
 PPO = "tests/learners/test_ppo.py tests/learners"
 GROUP = "tests/learners/test_group.py tests/learners"
 SAMPLE = "tests/models/test_sample.py tests/models"
-WINDOW = "tests/models/test_window.py tests/models/test_shared.py tests/models"
+WINDOW = "tests/models/test_prefixes.py tests/models"
 PARALLEL = "tests/parallel/test_distributed.py tests/parallel"
 RESUME = "tests/run/test_resume.py tests/run"
 EVALUATION = "tests/evaluation/test_costs.py tests/evaluation"
@@ -141,7 +141,7 @@ FAULTS = [
         "torch.cat([mask, mask[:, -1:]], 1)", "torch.cat([mask, mask[:, :1]], 1)", SAMPLE,
     ),
     Fault(
-        "shared_window_late", "cory/models/window.py",
+        "shared_window_late", "cory/models/prefixes.py",
         "torch.arange(prompt_length - 1, prompt_length - 1 + response_width)",
         "torch.arange(prompt_length, prompt_length + response_width)",
         f"{WINDOW} tests/learners",

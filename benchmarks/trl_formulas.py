@@ -236,8 +236,8 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from cory.learners.group import GroupLearner, WindowPolicy
     from cory.learners.records import Experience
     from cory.models import window
-    from cory.models.rollout import Rollout
     from cory.models.text import pad_token
+    from cory.rollout import Rollout
 
     size = len(LENGTHS)
     ppo = PPOConfig(

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from cory.errors import UserError  # noqa: F401
     from cory.evaluation.command import evaluate  # noqa: F401
     from cory.iteration import Iteration  # noqa: F401
-    from cory.models.rollout import Rollout  # noqa: F401
     from cory.roles import RolePrompts  # noqa: F401
+    from cory.rollout import Rollout  # noqa: F401
     from cory.run.callback import Callback  # noqa: F401
     from cory.task import Task  # noqa: F401
     from cory.trainer import CoryTrainer  # noqa: F401
@@ -27,7 +27,7 @@ HOME = {
     "Iteration": "iteration",
     "RolePrompts": "roles",
     "RoleSchedule": "chain",
-    "Rollout": "models.rollout",
+    "Rollout": "rollout",
     "Task": "task",
     "UserError": "errors",
     "assign_credit": "credit",

@@ -17,7 +17,7 @@ from cory.learners.memory import PassSize
 from cory.learners.records import UpdateStats
 from cory.models.families import check_model
 from cory.models.lora import LanguageModel, activate, save_policy, without_adapters
-from cory.models.rollout import Rollout
+from cory.models.prefixes import response_logits
 from cory.models.sample import ends_response, sample
 from cory.models.text import (
     are_turns,
@@ -32,10 +32,11 @@ from cory.models.text import (
     turn_stop,
 )
 from cory.models.vllm import Engine
-from cory.models.window import pad, response_logits
+from cory.models.window import pad
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, to_device
 from cory.roles import Prompt
+from cory.rollout import Rollout
 
 
 class Agent:

@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from cory.agent import Agent
-from cory.batch import Batch
 from cory.config import SamplingConfig
-from cory.models.rollout import Rollout
 from cory.models.text import special_tokens
 from cory.roles import Prompt
+from cory.rollout import Batch, Rollout
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
@@ -88,7 +87,7 @@ class Chain:
         prompts = self.prompts(role, batch, responses)
         rollout = self.agents[role].respond(prompts, self.sampling_of(role, batch), generator)
         name = self.task.prompts.name(role)
-        return replace(rollout, role=name, branches=batch.branches_of(role))
+        return replace(rollout, role=name)
 
     def prompts(
         self, role: int, batch: Batch, responses: Sequence[Sequence[str]] | None

@@ -21,7 +21,6 @@ from cory.command import Arguments, main
 from cory.config import Config
 from cory.errors import UserError
 from cory.evaluation.rows import ModelSource, agent_sources, check_run, with_prompts_of
-from cory.roles import check_prompt
 from cory.run.settings import named, read_settings
 from cory.run.tables import one_line, printable
 from cory.task_kinds import kind_of_run, run_config
@@ -72,9 +71,9 @@ class Chat:
         Raises a UserError if the line is a wrong row, or too long for a model.
         """
         # Here, as they import torch.
-        from cory.batch import Batch
         from cory.chain import Chain, role_generators
         from cory.rewards import score_rollouts, score_team
+        from cory.rollout import Batch
         from cory.streams import Purpose
 
         row = {name: [value] for name, value in self._row(line).items()}
@@ -124,6 +123,8 @@ class Chat:
         if isinstance(first, list) and isinstance(row["prompt"], str):
             # The last turn after what stands before it in the data, such as a system message.
             row["prompt"] = [*first[:-1], {"role": "user", "content": row["prompt"]}]
+        from cory.checks import check_prompt  # it imports torch
+
         check_prompt(row["prompt"], "prompt")
         return row
 

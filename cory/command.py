@@ -1,8 +1,7 @@
 """Flags and YAML files to settings, and how a command ends. Importing this does not import torch.
 
-argparse reads flags, PyYAML's safe loader reads files (`cory/yaml_file.py`), pydantic judges the values (`from_data` in
-`cory/config.py`). A configuration is data: nothing that it names is imported or run, but the FILE.py:NAME of its
-rewards, metrics and callbacks, later.
+argparse reads flags, PyYAML's safe loader reads files, pydantic judges the values (`cory/settings.py`). A configuration
+is data: nothing that it names is imported or run, but the FILE.py:NAME of its rewards, metrics and callbacks, later.
 """
 
 import argparse
@@ -22,14 +21,24 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 from cory.code_files import announce_files
-from cory.config import FREE, Config, Settings, blocks, from_data, keys, unknown_key
+from cory.config import Config
 from cory.errors import UserError, counted
 from cory.run.folder import run_label, short_labels
-from cory.yaml_file import UNREADABLE, parse_yaml, read_yaml, yaml_text
+from cory.run.settings import FREE
+from cory.settings import (
+    UNREADABLE,
+    Settings,
+    blocks,
+    dotted,
+    from_dotted,
+    keys,
+    parse_yaml,
+    read_yaml,
+    unknown_key,
+    yaml_text,
+)
 
 C = TypeVar("C", bound=Config)
-# What a run's config.yaml holds beside its settings.
-BESIDE_SETTINGS = ("date", "versions", "fingerprint")
 # Refused as flags where a single agent is trained; in a file they are for the scripts that train several.
 KEYS_OF_SEVERAL = ("cory.num_agents", "cory.chain_length", "branches")
 LONGEST = 200  # letters of a name, of 255 bytes that file systems take
@@ -105,15 +114,7 @@ class Arguments(argparse.ArgumentParser):
         raise UserError(message.removeprefix("argument --"))
 
     def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
-        words = sys.argv[1:] if argv is None else argv
-        flags = [word.partition("=")[0] for word in words]
-        for action in self._actions:
-            twice = sum(flags.count(option) for option in action.option_strings) > 1
-            if twice and not isinstance(action, argparse._AppendAction):
-                print(
-                    f"--{action.dest} is given several times; the last one counts", file=sys.stderr
-                )
-        parsed, rest = self.parse_known_args(words)
+        parsed, rest = self.parse_known_args(argv)
         for word in rest:
             if word.startswith("--"):
                 known = [action.dest for action in self._actions]
@@ -266,7 +267,7 @@ def _read_line(
     run = _resumed_run(flags.get("resume"))
     file = _file(parsed.config, run, default)
     of_file = {} if file is None else _values_of(file, kind)
-    values = _flat(kind, asdict(kind())) | of_file
+    values = dotted(kind, asdict(kind())) | of_file
     if parsed.help:
         show_values(parser, values)
         parser.print_help()
@@ -288,7 +289,10 @@ def _read_line(
             f"output: expected none, as {run} is continued in its folder, got {flags['output']!r}"
         )
     try:
-        config = _checked(kind, values | flags, single_agent)
+        config = from_dotted(kind, values | flags)
+        if single_agent:
+            config.keep_first_agent()
+        config.check()
     except UserError as error:
         key = str(error).partition(":")[0]
         # An entry of a list, such as agents.1.device, came with the list.
@@ -307,56 +311,9 @@ def _values_of(file: Path, kind: type[Settings]) -> dict[str, Any]:
     """What a file says, by dotted keys."""
     content = read_yaml(file)
     try:
-        return _flat(kind, content)
+        return dotted(kind, content)
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-
-
-def as_config(kind: type[C], settings: Mapping[str, Any], where: Path) -> C:
-    """The settings of a file, checked like a command line. Raises a UserError if they are not those of `kind`."""
-    try:
-        return _checked(kind, _flat(kind, asdict(kind())) | _flat(kind, settings))
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
-
-
-def _flat(kind: type[Settings], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by their dotted keys. What stands where a block belongs, and is none, is refused later."""
-    inner = blocks(kind)
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        name = f"{prefix}{key}"
-        if "." in str(key):
-            raise UserError(
-                f"{name}: unknown key. In a file, the keys of a block stand below its name"
-            )
-        if key in inner and isinstance(value, Mapping):
-            flat |= _flat(inner[key], value, f"{name}.")
-        elif name not in BESIDE_SETTINGS:
-            flat[name] = value
-    return flat
-
-
-def _checked(kind: type[C], values: Mapping[str, Any], single_agent: bool = False) -> C:
-    """Settings from values by their dotted keys."""
-    nested: dict[str, Any] = {}
-    for key, value in values.items():
-        *names, last = key.split(".")
-        block = nested
-        for name in names:
-            block = block.setdefault(name, {})
-            if not isinstance(block, dict):
-                raise UserError(unknown_key(key, list(keys(kind))))
-        block[last] = value
-    config = from_data(kind, nested)
-    if single_agent:  # the first agent, in the first role, of a chain's settings
-        config.cory.num_agents = 1
-        config.cory.chain_length = None
-        config.agents = config.agents[:1]
-        config.roles = config.roles[:1]
-        config.branches = 1
-    config.check()
-    return config
 
 
 def _file(name: str | None, run: Path | None, default: str | Path | None) -> Path | None:

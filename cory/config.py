@@ -1,76 +1,48 @@
 """The settings of a run, and of an evaluation: pydantic dataclasses whose keys are all documented, checked and read.
 
 The defaults are the paper's (Table 1) where it states one. A task adds its own
-block by subclassing `Config` (`imdb_train/config.py`). Command lines and YAML files: `cory/command.py`.
+block by subclassing `Config` (`imdb_train/config.py`). How settings are read and refused: `cory/settings.py`.
 
 An unknown name, a value of another type or out of its range is refused where it is assigned. Combinations of keys are
 checked by `check()`, which whoever uses the settings calls first.
 """
 
-import difflib
 import json
 import keyword
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from copy import copy
-from dataclasses import fields, replace
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     TypeAdapter,
-    ValidationError,
-    model_validator,
 )
 from pydantic.dataclasses import dataclass
-from pydantic_core import ArgsKwargs
 
 from cory.errors import UserError
+from cory.settings import Settings, changed
 
-# How a run computes, which changes its numbers by rounding alone.
-ROUNDING = frozenset({"device", "ppo.micro_batch", "model.gradient_checkpointing"})
-# Keys, and blocks, that may differ when a run continues: how far it goes, where, and who watches.
-FREE = ROUNDING | {
-    "iterations",
-    "output",
-    "resume",
-    "tracker",
-    "checkpoint",
-    "sample_every",
-    "sampling.engine_url",
-}
-
-S = TypeVar("S", bound="Settings")
+S = TypeVar("S", bound=Settings)
 # Placeholders of templates, which no role may be called.
 RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
-UNKNOWN = ("no_such_attribute", "unexpected_keyword_argument")  # pydantic's errors about keys
-HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # metrics, measured with `eval_every`
 
 
 def _role_name(name: str | None) -> str | None:
-    if name is None:
-        return name
     # A template, and the code of a model card, names a role's response by it.
-    if not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES:
-        reserved = ", ".join(RESERVED_NAMES)
+    if name is not None and (
+        not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES
+    ):
         raise ValueError(
-            f"expected null or a name of letters, digits and _, other than {reserved} and Python's keywords"
+            "expected null or a name of letters, digits and _, other than "
+            f"{', '.join(RESERVED_NAMES)} and Python's keywords"
         )
     return name
 
@@ -102,138 +74,6 @@ CreditMode = Literal["collective", "mean", "causal", "own", "counterfactual", "i
 def compares_responses(algorithm: AlgorithmName) -> bool:
     """Whether an algorithm compares the responses to one query, so that it needs several."""
     return algorithm not in ("ppo", "reinforce")
-
-
-@dataclass(
-    config=ConfigDict(strict=True, extra="forbid", validate_assignment=True, allow_inf_nan=False)
-)
-class Settings:
-    """A block of settings. Subclasses are pydantic dataclasses, too, and inherit that they are strict.
-
-    Attributes:
-        block: the block's name in a configuration, for messages; empty for the top level.
-    """
-
-    block: ClassVar[str] = ""
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _validate(cls, values: Any, validate: Any) -> Any:
-        """Makes a UserError of what pydantic refuses in Python code: a class that is called, a value that is assigned.
-
-        Part of a larger configuration, a block leaves it to that, which knows the whole key.
-        """
-        try:
-            return validate(values)
-        except ValidationError as error:
-            if isinstance(values, ArgsKwargs | Settings):
-                raise UserError(refusal(cls, error)) from None
-            raise
-
-    def check(self) -> None:
-        """Checks combinations of keys. Raises a UserError."""
-        for name in blocks(type(self)):
-            getattr(self, name).check()
-
-
-def from_data(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings from what a file says. Raises a UserError by the dotted key, such as `agents.0.learning_rate`."""
-    try:
-        # As JSON, of which pydantic takes mappings for blocks while it stays strict about the values.
-        return TypeAdapter(kind).validate_json(json.dumps(values))
-    except ValidationError as error:
-        raise UserError(refusal(kind, error)) from None
-
-
-def refusal(kind: type[Settings], error: ValidationError) -> str:
-    """The first thing that pydantic refuses, in its words: the dotted key, the sentence, the value that came."""
-    errors = error.errors()
-    unknown = [each for each in errors if each["type"] in UNKNOWN]
-    if unknown:
-        key, block = _key(kind, unknown[0]["loc"])
-        prefix = key.rpartition(".")[0]
-        beside = [f"{prefix}.{field.name}".lstrip(".") for field in fields(block)]
-        return unknown_key(key, [*beside, *keys(kind)])
-
-    first = errors[0]
-    key = _key(kind, first["loc"])[0]
-    if first["type"].startswith("missing"):
-        return f"{key}: {first['msg']}"
-    # A key that takes several types has an error for each of them.
-    of_the_key = [
-        other["msg"].removeprefix("Value error, ")  # before what our own validators say
-        for other in errors
-        if _key(kind, other["loc"])[0] == key
-    ]
-    return f"{key}: {' or '.join(dict.fromkeys(of_the_key))}, got {first['input']!r}"
-
-
-def _key(kind: type[Settings], location: Sequence[str | int]) -> tuple[str, type[Settings]]:
-    """The dotted key of a location in settings, and the class of the block that it is in."""
-    parts = [kind.block] if kind.block else []
-    block: type[Settings] = kind
-    hint: Any = kind
-    for part in location:
-        if isinstance(hint, type) and issubclass(hint, Settings):
-            block = hint
-            name = fields(block)[part].name if isinstance(part, int) else part  # given by position
-            hint = get_type_hints(block).get(name)
-        elif get_origin(hint) in (list, dict):
-            name = str(part)
-            hint = get_args(hint)[-1]
-        else:  # one of several types
-            break
-        parts.append(name)
-    return ".".join(parts), block
-
-
-def unknown_key(key: str, known: Sequence[str]) -> str:
-    """The message about an unknown key, with the nearest one: by its name without the block, or by its spelling."""
-    if of_block := [name for name in known if name.startswith(f"{key}.")]:
-        return f"{key}: expected the keys of this block, each by itself, such as {of_block[0]}"
-    word = key.lower().replace("-", "_")
-    name = word.rpartition(".")[2]
-    whole = {key: key for key in known}
-    names = {key.rpartition(".")[2]: key for key in reversed(known)}  # of several, the first
-    for candidates, wanted, likeness in (
-        (names, name, 1.0),
-        (whole, word, 0.7),
-        (names, name, 0.7),
-    ):
-        if near := difflib.get_close_matches(wanted, candidates, n=1, cutoff=likeness):
-            return f"{key}: unknown key. Did you mean {candidates[near[0]]!r}?"
-    return f"{key}: unknown key. --help lists the keys"
-
-
-def changed(block: S, changes: Mapping[str, Any]) -> S:
-    """A block of settings with some of them changed. Raises a UserError on unknown keys."""
-    block = replace(block, **changes)
-    block.check()
-    return block
-
-
-def blocks(settings: type[Settings]) -> dict[str, type[Settings]]:
-    """The keys of a class that hold blocks of settings, and their classes."""
-    hints = get_type_hints(settings)
-    types = {field.name: hints[field.name] for field in fields(settings)}
-    return {
-        name: kind
-        for name, kind in types.items()
-        if isinstance(kind, type) and issubclass(kind, Settings)
-    }
-
-
-def keys(settings: type[Settings], prefix: str = "") -> dict[str, Any]:
-    """Every key of a configuration, dotted, with its type: `seed`, `ppo.batch_size`, ..."""
-    nested = blocks(settings)
-    hints = get_type_hints(settings)
-    types: dict[str, Any] = {}
-    for field in fields(settings):
-        if field.name in nested:
-            types |= keys(nested[field.name], f"{prefix}{field.name}.")
-        else:
-            types[prefix + field.name] = hints[field.name]
-    return types
 
 
 @dataclass
@@ -682,7 +522,15 @@ class Config(Settings):
                 f"sampling.engine_correction: expected none, sequence_truncate or sequence_mask with {self.algorithm}, "
                 f"whose loss has one ratio per response, got {self.sampling.engine_correction}"
             )
-        self._check_branches()
+        if self.branches > 1 and self.cory.num_roles != 2:
+            raise UserError(
+                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only chains of two branch, "
+                f"got {self.branches}"
+            )
+        if self.branches > 1 and not self.cory.knowledge_transfer:
+            raise UserError(
+                f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}"
+            )
         self.check_batch(processes=1)
         self._check_roles()
         if self.agents and len(self.agents) != self.cory.num_agents:
@@ -690,24 +538,13 @@ class Config(Settings):
                 f"agents: expected an empty list, or an entry for each of {self.cory.num_agents} agents, "
                 f"got {len(self.agents)}"
             )
-        for index in range(len(self.agents)):
+        for index, agent in enumerate(self.agents):
             self.of_agent(index)  # merging an agent's settings validates its entry
-        if self.device_per_agent:
-            self._check_devices()
+            if self.device_per_agent and agent.device is None:
+                raise UserError(
+                    f"agents.{index}.device: expected a device, as other agents have one, got none"
+                )
         self._check_frozen()
-
-    def _check_branches(self) -> None:
-        if self.branches == 1:
-            return
-        if self.cory.num_roles != 2:
-            raise UserError(
-                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only chains of two branch, "
-                f"got {self.branches}"
-            )
-        if not self.cory.knowledge_transfer:
-            raise UserError(
-                f"branches: expected 1 with cory.knowledge_transfer: false, got {self.branches}"
-            )
 
     def check_batch(self, processes: int) -> None:
         """Raises a UserError unless each of so many processes gets whole queries, as many as its agents need."""
@@ -773,17 +610,18 @@ class Config(Settings):
                     f"sampling.engine: {self.sampling.engine}, got false"
                 )
 
-    def _check_devices(self) -> None:
-        for index, agent in enumerate(self.agents):
-            if agent.device is None:
-                raise UserError(
-                    f"agents.{index}.device: expected a device, as other agents have one, got none"
-                )
-
     @property
     def device_per_agent(self) -> bool:
         """Whether agents have devices of their own, and so are updated at the same time."""
         return any(agent.device is not None for agent in self.agents)
+
+    def keep_first_agent(self) -> None:
+        """Makes these the settings of the first agent alone, in the first role."""
+        self.cory.num_agents = 1
+        self.cory.chain_length = None
+        self.agents = self.agents[:1]
+        self.roles = self.roles[:1]
+        self.branches = 1
 
     def on(self: C, device: str) -> C:
         """These settings, with all agents on one device."""

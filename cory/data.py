@@ -7,16 +7,24 @@ of a text such as 2026-01-31 in JSON, and a number of 007 in CSV; these are read
 import csv
 import gzip
 import json
+import os
 import re
+import sys
 from bisect import bisect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 import datasets
+from transformers import PreTrainedTokenizerBase
 
+from cory.checks import check_templates
+from cory.config import Config
 from cory.errors import UserError
 from cory.identity import is_local
+from cory.models.load import find, load_tokenizer
+from cory.models.text import encode
+from cory.roles import RolePrompts
 from cory.run.folder import json_object, parse_rows
 
 FORMATS = (".parquet", ".jsonl", ".json", ".csv")
@@ -73,6 +81,47 @@ def check_held_out(dataset: str, trained: str) -> None:
             "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, trained on "
             f"another split than test, to have held-out rows, got {dataset!r}, split {trained!r}"
         )
+
+
+def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
+    """The first agent's tokenizer, in whose tokens queries are measured."""
+    model = config.of_agent(0).model
+    policy = config.resolve(model.name)
+    return load_tokenizer(policy, find(policy, "model.name", model.revision))
+
+
+def without_long_prompts(
+    rows: datasets.Dataset, config: Config, pioneer_prompt: str
+) -> datasets.Dataset:
+    """The rows whose query, as the pioneer reads it, has at most `task.max_prompt_tokens` tokens.
+
+    Says how many others are left out. Raises a UserError if all are.
+
+    Args:
+        config: with a `task` block that has this key.
+        pioneer_prompt: the template of a pioneer without a prompt of its own in `config.roles`.
+    """
+    limit = config.task.max_prompt_tokens  # type: ignore[attr-defined]
+    if limit is None:
+        return rows
+    prompts = RolePrompts(pioneer_prompt, roles=tuple(config.roles))
+    check_templates(prompts, rows.column_names)
+    queries = [prompts.render(0, row) for row in rows]
+    chat_template = config.of_agent(0).model.chat_template
+    # By any one date, if the template writes it: which rows are left out does not depend on the day.
+    lengths = list(map(len, encode(tokenizer_of(config), queries, chat_template, "2000-01-01")))
+    short = [row for row, length in enumerate(lengths) if length <= limit]
+    if not short:
+        raise UserError(
+            f"task.max_prompt_tokens: expected at least {min(lengths)}, the tokens of the shortest prompt, got {limit}"
+        )
+    if len(short) < len(rows) and os.environ.get("RANK", "0") == "0":
+        print(
+            f"task.max_prompt_tokens: {len(rows) - len(short)} of {len(rows)} prompts are longer than {limit} tokens "
+            f"(the longest {max(lengths)}) and are left out",
+            file=sys.stderr,
+        )
+    return rows.select(short)
 
 
 def _read(name: str, split: str, subset: str | None) -> datasets.Dataset:

@@ -27,8 +27,8 @@ from cory.roles import RolePrompts
 from cory.run.folder import agent_index, finished_iterations, run_agents
 from cory.run.settings import named, read_settings
 from cory.run.tables import markdown, one_line, printable
+from cory.settings import yaml_text
 from cory.task_kinds import run_config
-from cory.yaml_file import yaml_text
 
 PAPER = "https://arxiv.org/abs/2410.06101"
 

@@ -1,43 +1,13 @@
-"""What an iteration starts from, and what comes of it."""
+"""What comes of an iteration."""
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from cory.agent import Agent
-from cory.batch import Batch, repeated
-from cory.config import Config
 from cory.learners.records import UpdateStats
-from cory.models.rollout import Rollout
-from cory.parallel import distributed
-from cory.streams import response_limit
-from cory.task import Task
-
-
-def draw_batch(task: Task, config: Config, k: int) -> Batch:
-    """This process's part of the queries of iteration `k`, each as often as its group has chains."""
-    rows_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
-
-    def of_process(values: list[Any]) -> list[list[Any]]:
-        """For each response of the first role, a column's values in the rows of its query."""
-        size = task.rows_per_query
-        queries = [values[start : start + size] for start in range(0, len(values), size)]
-        return repeated(queries, config.chains_per_query)[rows_of_process]
-
-    rows = task.batch(k, config.queries_per_iteration, config.seed)
-    queries = {name: of_process(values) for name, values in rows.items()}
-    columns = {name: [values[0] for values in column] for name, column in queries.items()}
-    branch_columns = None
-    if task.rows_per_query > 1:
-        branch_columns = {name: list(itertools.chain(*column)) for name, column in queries.items()}
-
-    sampling = config.sampling
-    max_new_tokens = response_limit(
-        config.seed, k, sampling.min_new_tokens, sampling.max_new_tokens
-    )
-    return Batch(columns, max_new_tokens, config.branches, branch_columns)
+from cory.rollout import Batch, Rollout
 
 
 @dataclass

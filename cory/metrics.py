@@ -32,6 +32,7 @@ TITLES = {
     "tokens_written": "tokens written",
     "frac_reward_zero_std": "share of equal groups",
 }
+HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # measured with `eval_every`
 CURVES = ("task_reward", "kl", "combined_reward")  # in every table and figure of a run
 HALVES = 200  # that the jackknife of `distinct_interval` draws
 

@@ -7,8 +7,9 @@ from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from cory.code_files import Loaded, as_list, load_code
-from cory.config import Config, Settings
+from cory.config import Config
 from cory.errors import UserError
+from cory.settings import Settings
 from cory.task_kinds import TaskKind
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ class OwnTaskConfig(Settings):
             --split.
         prompt_column: Column with the prompts: text, or chat messages of which the last is the
             user's.
-        rows_per_query: How many rows of training, one after the other, are one query: the first role
-            reads the same in all of them, and each of as many `branches` has the columns of one. Held-out
-            rows are queries by themselves. docs/learners.md.
+        row_per_branch: Whether each of `branches` has a row of its own: so many rows of training, one
+            after the other, are one query, in which the first role reads the same. Held-out rows are
+            queries by themselves. docs/learners.md.
         max_prompt_tokens: Longer prompts are left out, of training and held out: tokens of the
             query as the pioneer reads it. null: none is left out.
         reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty
@@ -67,7 +68,7 @@ class OwnTaskConfig(Settings):
     eval_dataset: str | None = None
     eval_split: str = "test"
     prompt_column: str = "prompt"
-    rows_per_query: PositiveInt = 1
+    row_per_branch: bool = False
     max_prompt_tokens: PositiveInt | None = None
     reward: list[str] | str = ""
     reward_weights: list[float] | None = None
@@ -138,16 +139,15 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         raise UserError(
             f"task.metrics: expected functions of different names, got {settings.metrics}"
         )
-    rows_per_query = 1
+    row_per_branch = settings.row_per_branch and rows is None  # in training
     if rows is None:
         rows = training_rows(config)
-        rows_per_query = settings.rows_per_query
     observer_prompt = settings.observer_prompt
     if observer_prompt is None:
         is_chat = are_turns(rows["prompt"], config.model.chat_template)
         observer_prompt = CHAT_OBSERVER if is_chat else OBSERVER
     prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
-    return Task(rows, rewards, prompts, metrics, team_reward, extract, OWN.name, rows_per_query)
+    return Task(rows, rewards, prompts, metrics, team_reward, extract, OWN.name, row_per_branch)
 
 
 def training_rows(config: OwnConfig) -> "Dataset":
@@ -190,8 +190,7 @@ def _read(
     config: OwnConfig, key: str, dataset: str, split: str, subset: str | None = None
 ) -> "Dataset":
     """The rows of a dataset, which is that of `key`, with the prompts in a column `prompt`, but for too long ones."""
-    from cory.data import load_dataset
-    from cory.task import without_long_prompts
+    from cory.data import load_dataset, without_long_prompts
 
     if not dataset:
         raise UserError(f"{key}: expected a file, a folder or a Hub id, got ''")

@@ -33,13 +33,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from cory.batch import Batch
 from cory.errors import UserError
 from cory.models.load import LOADING, find, first_line, load_model
-from cory.models.rollout import Rollout
 from cory.models.text import special_tokens, without
 from cory.models.window import pad
 from cory.parallel.devices import to_device
+from cory.rollout import Batch, Rollout
 
 Function = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]

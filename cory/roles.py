@@ -1,7 +1,7 @@
 """What each role of a chain reads: templates and their placeholders (knowledge transfer, Eq. 3)."""
 
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,25 +12,7 @@ Prompt = str | list[dict[str, str]]  # text, or chat messages
 # What an observer reads where a task says nothing else: of a text that models continue, and of a chat.
 OBSERVER = "{prompt}{response}\n{prompt}"
 CHAT_OBSERVER = "{prompt}\n\nHere is an answer to this:\n\n{response}\n\nGive a better answer."
-CHAT_ROLES = ("system", "user", "assistant")
 NO_SETTINGS = RoleConfig()  # of a role: all null
-
-
-def check_prompt(prompt: Any, where: str) -> None:
-    """Raises a UserError unless a query is text, or chat messages ending with the user's, and not empty."""
-    if isinstance(prompt, str) and prompt:
-        return
-    is_chat = isinstance(prompt, list) and all(
-        isinstance(message, dict)
-        and message.get("role") in CHAT_ROLES
-        and isinstance(message.get("content"), str)
-        for message in prompt
-    )
-    if not (is_chat and prompt and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
-        raise UserError(
-            f"{where}: expected text or chat messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last "
-            f"one user, with text, got {prompt!r}"
-        )
 
 
 def text_of(prompt: Prompt) -> str:
@@ -54,8 +36,9 @@ def placeholders(template: str, where: str) -> list[str]:
     try:
         fields = list(string.Formatter().parse(template))
     except ValueError as error:
-        expected = "a template with placeholders like {prompt}"
-        raise UserError(f"{where}: expected {expected}, got {template!r} ({error})") from None
+        raise UserError(
+            f"{where}: expected a template with placeholders like {{prompt}}, got {template!r} ({error})"
+        ) from None
     names = []
     for _, name, form, conversion in fields:
         if name is None:  # the text after the last one
@@ -137,33 +120,6 @@ class RolePrompts:
         names = placeholders(self.template(role), f"prompt of {self.name(role)}")
         return [index for name in names for index in earlier.get(name, [])]
 
-    def check_columns(self, columns: Iterable[str]) -> None:
-        """Raises a UserError if a template names what is no column, no earlier role and no other placeholder, or names
-        nothing; also if a role has the name of a column, as it would hide that in a template.
-        """
-        columns = set(columns)
-        for role in range(max(2, len(self.roles))):
-            settings = self.settings(role)
-            if settings.name in columns:
-                raise UserError(
-                    f"roles[{role}].name: expected another name than the dataset's columns {sorted(columns)}, got "
-                    f"{settings.name!r}"
-                )
-            where = f"roles[{role}].prompt"
-            if settings.prompt is None:
-                where = f"{role_name(min(role, 1))} prompt"
-            allowed = {"prompt", *columns}
-            if role > 0:
-                earlier_roles = [self.name(earlier) for earlier in range(role)]
-                allowed |= {"response", "responses", *earlier_roles}
-            names = placeholders(self.template(role), where)
-            unknown = [name for name in names if name not in allowed]
-            if unknown or not names:
-                got = f"{{{unknown[0]}}}" if unknown else repr(self.template(role))
-                raise UserError(
-                    f"{where}: expected placeholders among {sorted(allowed)}, got {got}"
-                )
-
     def columns(self) -> list[str]:
         """The dataset's columns that the templates name, besides the query."""
         roles = range(max(2, len(self.roles)))
@@ -194,3 +150,23 @@ class RolePrompts:
             values["responses"] = "\n\n".join(responses)
         text = fill(self.template(role), values)  # Eq. 3
         return text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
+
+    def render_rows(
+        self,
+        role: int,
+        columns: Mapping[str, Sequence[Any]],
+        responses: Sequence[Sequence[str]] | None = None,
+    ) -> list[Any]:
+        """A role's prompts, one for each row of `columns`.
+
+        `responses`: of each earlier role, in order, its response to each row. None: the pioneer's
+        prompts.
+        """
+        rows = [
+            dict(zip(columns, values, strict=True))
+            for values in zip(*columns.values(), strict=True)
+        ]
+        if responses is None:
+            return [self.render(role, row) for row in rows]
+        chains = list(zip(*responses, strict=True)) if responses else [()] * len(rows)
+        return [self.render(role, row, chain) for row, chain in zip(rows, chains, strict=True)]

@@ -17,10 +17,10 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from cory.command import as_config
 from cory.config import Config, EvaluationConfig
 from cory.errors import UserError
 from cory.run.settings import read_settings
+from cory.settings import as_config
 
 if TYPE_CHECKING:
     from datasets import Dataset

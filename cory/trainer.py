@@ -9,17 +9,17 @@ import torch
 from datasets import Dataset
 
 from cory.agent import Agent
-from cory.batch import Batch
 from cory.chain import Chain, RoleSchedule, role_generators
+from cory.checks import check_fits
 from cory.config import Config
 from cory.credit import assign_credit
 from cory.errors import NotFinite, UserError
-from cory.iteration import Iteration, draw_batch
+from cory.iteration import Iteration
 from cory.learners.records import UpdateStats
-from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.parallel.devices import at_the_same_time
 from cory.rewards import score_rollouts, score_team
+from cory.rollout import Batch, Rollout
 from cory.run.callback import Callback, RunState, load_callbacks
 from cory.run.callbacks import EarlyStopping, Guards, Progress, Results, Samples
 from cory.run.checkpoint import CALLBACK, fingerprint, open_run, resume_command, save
@@ -29,7 +29,7 @@ from cory.run.measure import measure, sampled_texts, timed, timings
 from cory.run.signals import Interrupted, Signals
 from cory.run.trackers import Trackers
 from cory.streams import Purpose, Stream
-from cory.task import Task, check_fits
+from cory.task import Task, draw_batch
 
 
 class CoryTrainer:
@@ -100,7 +100,14 @@ class CoryTrainer:
         self.state = RunState()
         self.should_stop = False
         self.has_started = False
-        check_fits(config, self.agents, self.task, self.eval_dataset)
+        check_fits(
+            config,
+            self.agents,
+            self.task.prompts,
+            self.task.dataset,
+            self.eval_dataset,
+            self.task.rows_per_query(config.branches),
+        )
 
     def train(self) -> Run:
         """Runs the iterations that are left, then saves curves, summary and agents in the run's `.folder`.

@@ -18,14 +18,9 @@ ROOT = Path(__file__).resolve().parent.parent
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
 
-from cory.config import (  # noqa: E402
-    AgentConfig,
-    Config,
-    EvaluationConfig,
-    RoleConfig,
-    Settings,
-)
+from cory.config import AgentConfig, Config, EvaluationConfig, RoleConfig  # noqa: E402
 from cory.own_task import OwnTaskConfig  # noqa: E402
+from cory.settings import Settings  # noqa: E402
 from gsm8k_train.config import Gsm8kConfig, Gsm8kEvaluation, Gsm8kTaskConfig  # noqa: E402
 from imdb_train.config import ImdbTaskConfig  # noqa: E402
 

@@ -5,7 +5,8 @@ from typing import ClassVar
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from cory.config import Config, EvaluationConfig, LoraConfig, PPOConfig, SamplingConfig, Settings
+from cory.config import Config, EvaluationConfig, LoraConfig, PPOConfig, SamplingConfig
+from cory.settings import Settings
 from cory.task_kinds import TaskKind
 from gsm8k_train import toy
 from gsm8k_train.toy import EXAMPLE

@@ -2,10 +2,10 @@
 
 from datasets import Dataset
 
-from cory.data import check_held_out, load_dataset
+from cory.data import check_held_out, load_dataset, without_long_prompts
 from cory.errors import UserError
 from cory.roles import RolePrompts
-from cory.task import Task, without_long_prompts
+from cory.task import Task
 from gsm8k_train import toy
 from gsm8k_train.answers import correct, extract, gold
 from gsm8k_train.config import GSM8K, Gsm8kConfig, Gsm8kTaskConfig

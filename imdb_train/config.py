@@ -5,8 +5,9 @@ from typing import ClassVar
 from pydantic import Field, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 
-from cory.config import Config, Settings
+from cory.config import Config
 from cory.errors import UserError
+from cory.settings import Settings
 from cory.task_kinds import TaskKind
 from imdb_train import toy
 

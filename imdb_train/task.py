@@ -4,13 +4,13 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from cory.data import check_held_out, load_dataset
+from cory.data import check_held_out, load_dataset, tokenizer_of
 from cory.errors import UserError
 from cory.models.text import are_turns, decode
 from cory.parallel.devices import choose_device
 from cory.rewards import Classifier, Reward
 from cory.roles import RolePrompts
-from cory.task import Task, tokenizer_of
+from cory.task import Task
 from imdb_train import toy
 from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cory.command import Arguments, as_config, main
+from cory.command import Arguments, main
 from cory.errors import UserError
+from cory.settings import as_config
 from cory.task_kinds import find_kind
 from study.first_run import FIRST_RUN, conditions
 from study.plan import ROOT

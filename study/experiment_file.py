@@ -6,9 +6,8 @@ from typing import Any
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from cory.config import Settings, from_data
 from cory.errors import UserError
-from cory.yaml_file import read_yaml
+from cory.settings import Settings, from_data, read_yaml
 
 
 @dataclass

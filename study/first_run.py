@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from cory.command import BESIDE_SETTINGS
 from cory.identity import versions
 from cory.run.folder import read_rows, write_text
 from cory.run.settings import read_settings
+from cory.settings import BESIDE_SETTINGS
 from study.plan import ROOT
 
 FIRST_RUN = "first_run.json"

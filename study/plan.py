@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from cory.command import flag_values, load
-from cory.config import Config, blocks, changed
+from cory.config import Config
 from cory.errors import UserError, one_of
 from cory.evaluation.command import parse_settings
 from cory.own_task import OWN
 from cory.run.settings import FREE, differences, flat
+from cory.settings import blocks, changed
 from cory.task_kinds import TaskKind, kind_of_script
 from study.experiment_file import Experiment
 

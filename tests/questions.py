@@ -30,6 +30,6 @@ def make_questions(config, reward=count_good, callbacks=(), **changes) -> CoryTr
         config = replace(config, sampling=sampling)
     texts = [" ".join(text.split()[:4]) for text in sentences(10)]
     rows = rows_of(texts, QUESTIONS[: config.branches])
-    arguments = {"rows_per_query": config.branches} | changes
+    arguments = {"row_per_branch": True} | changes
     task = Task(datasets.Dataset.from_list(rows), reward, PROMPTS, **arguments)
     return CoryTrainer(config, make_agents(config), task, callbacks=callbacks)

@@ -20,10 +20,11 @@ from cory.command import (
     read_config,
     run_name,
 )
-from cory.config import ModelConfig, SamplingConfig, changed, keys
+from cory.config import ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.command import parse_settings
 from cory.own_task import OwnConfig, OwnTaskConfig
+from cory.settings import changed, keys
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 
@@ -122,12 +123,6 @@ def test_a_wrong_file_is_refused_by_its_name_and_the_key(place, text, tmp_path):
     file = tmp_path / "bad.yaml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     assert refused("--config", str(file)).startswith(f"{file}{place}: ")
-
-
-def test_a_flag_given_twice_is_said_and_the_last_one_counts(capsys):
-    config = load(ImdbConfig, None, ["--seed", "1", "--iterations", "2", "--seed=3"])
-    assert (config.seed, config.iterations) == (3, 2)
-    assert "--seed is given several times" in capsys.readouterr().err
 
 
 def test_a_flag_is_no_mistake_of_the_file(tmp_path):

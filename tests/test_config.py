@@ -9,7 +9,7 @@ import yaml
 from conftest import ROOT
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, Qwen2Config, Qwen3Config
 
-from cory.command import as_config, load, read_config
+from cory.command import load, read_config
 from cory.config import (
     AgentConfig,
     Config,
@@ -23,6 +23,7 @@ from cory.errors import UserError
 from cory.models.load import quantization
 from cory.models.lora import add_adapter
 from cory.roles import RolePrompts
+from cory.settings import as_config
 from gsm8k_train.config import Gsm8kConfig
 from imdb_train.config import ImdbConfig
 

@@ -14,9 +14,8 @@ import cory.chain
 from cory.build import make_agents
 from cory.config import CoryConfig, LoraConfig, SamplingConfig
 from cory.errors import UserError
-from cory.iteration import draw_batch
-from cory.models.window import response_logits
-from cory.task import Task
+from cory.models.prefixes import response_logits
+from cory.task import Task, draw_batch
 from cory.trainer import CoryTrainer
 
 INFORMATION = CoryConfig(credit="information", exchange_period=0)

@@ -14,10 +14,9 @@ from cory.build import make_agents
 from cory.command import load
 from cory.config import CoryConfig, RoleConfig
 from cory.errors import UserError
-from cory.iteration import draw_batch
 from cory.own_task import OwnConfig, held_out_rows, make_task
 from cory.roles import RolePrompts
-from cory.task import Task
+from cory.task import Task, draw_batch
 from cory.trainer import CoryTrainer
 
 
@@ -30,8 +29,10 @@ def blocks(values, size):
 
 def test_a_pass_over_the_data_has_each_query_once_with_its_rows_in_order():
     rows = datasets.Dataset.from_list(rows_of("abcdefg"))
-    task = Task(rows, count_good, PROMPTS, rows_per_query=3)
-    passes = [[task.batch(k, 2, seed=0) for k in range(3 * n, 3 * n + 3)] for n in range(2)]
+    task = Task(rows, count_good, PROMPTS)
+    passes = [
+        [task.batch(k, 2, 0, rows_per_query=3) for k in range(3 * n, 3 * n + 3)] for n in range(2)
+    ]
     for batches in passes:
         for batch in batches:
             assert batch["question"] == QUESTIONS * 2
@@ -39,17 +40,15 @@ def test_a_pass_over_the_data_has_each_query_once_with_its_rows_in_order():
         drawn = [text for batch in batches for text in batch["prompt"][::3]]
         assert len(set(drawn)) == 6  # the seventh does not fill a batch
     assert passes[0] != passes[1]
-    assert task.batch(0, 2, seed=0) == passes[0][0] != task.batch(0, 2, seed=1)
+    assert task.batch(0, 2, 0, 3) == passes[0][0] != task.batch(0, 2, 1, 3)
 
 
 def test_single_rows_are_drawn_as_without_queries():
     rows = datasets.Dataset.from_dict({"prompt": list("abcdefgh")})
     one = Task(rows, count_good, RolePrompts())
-    queries = Task(
-        datasets.Dataset.from_list(rows_of("abcdefgh")), count_good, PROMPTS, rows_per_query=3
-    )
+    queries = Task(datasets.Dataset.from_list(rows_of("abcdefgh")), count_good, PROMPTS)
     for k in range(5):
-        assert one.batch(k, 3, seed=4)["prompt"] == queries.batch(k, 3, seed=4)["prompt"][::3]
+        assert one.batch(k, 3, seed=4)["prompt"] == queries.batch(k, 3, 4, 3)["prompt"][::3]
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
@@ -62,7 +61,7 @@ def test_each_branch_has_its_row_and_groups_repeat_whole_queries(config, group_s
     )
     trainer = make_questions(config)
     queries = 8 // (2 * group_size)
-    drawn = trainer.task.batch(0, queries, config.seed)
+    drawn = trainer.task.batch(0, queries, config.seed, 2)
     batch = draw_batch(trainer.task, config, 0)
     assert batch.columns_of(0) == batch.columns
     for name in ("prompt", "question", "answer"):
@@ -115,7 +114,7 @@ def test_rewards_metrics_and_samples_are_of_each_responses_own_row(config, credi
     trainer = make_questions(config, reward, team_reward=team_reward, metrics={"asked": metric})
     learned = spy(trainer)
     iteration = trainer.iteration(0)
-    drawn = trainer.task.batch(0, 4, config.seed)
+    drawn = trainer.task.batch(0, 4, config.seed, 2)
     first, second = iteration.rollouts
     assert first.prompts == drawn["prompt"][::2]
     assert second.prompts == [
@@ -147,36 +146,30 @@ def test_rewards_metrics_and_samples_are_of_each_responses_own_row(config, credi
 # What is refused
 
 
-def refused(rows, prompts=PROMPTS, size=2):
-    with pytest.raises(UserError) as error:
-        Task(datasets.Dataset.from_list(rows), count_good, prompts, rows_per_query=size)
-    return str(error.value)
+ROWS = rows_of("ab", QUESTIONS[:2])
 
 
-def test_rows_that_are_no_queries_are_refused():
-    rows = rows_of("ab", QUESTIONS[:2])
-    assert refused(rows, size=3).startswith(
-        "dataset: expected a multiple of task.rows_per_query = 3 rows, got 4"
-    )
-    assert refused(rows, size=0).startswith("task.rows_per_query: ")
-    moved = [rows[0], rows[2], rows[1], rows[3]]
-    assert refused(moved).startswith("dataset, column 'prompt', row 2: expected the value of row 1")
-    first_reads = RolePrompts("{prompt} {question}")
-    assert refused(rows, first_reads).startswith("dataset, column 'question', row 2: ")
-    # Also where it is the run's settings that say so.
-    task = Task(datasets.Dataset.from_list(rows), count_good, PROMPTS, rows_per_query=2)
-    with pytest.raises(UserError, match=r"^dataset, column 'question', row 2: "):
-        task.with_roles([RoleConfig(prompt="{prompt} {question}"), RoleConfig()])
-
-
-def test_branches_and_queries_must_fit(config):
-    rows = datasets.Dataset.from_list(rows_of("ab", QUESTIONS[:2]))
-    task = Task(rows, count_good, PROMPTS, rows_per_query=2)
-    agents = make_agents(config)
-    with pytest.raises(UserError, match=r"^branches: expected task.rows_per_query = 2, got 4$"):
-        CoryTrainer(replace(config, branches=4), agents, task)
-    with pytest.raises(UserError, match=r"^dataset: .* = 4 queries of 2 rows, got 2$"):
-        CoryTrainer(replace(config, branches=2), agents, task)
+@pytest.mark.parametrize(
+    ("rows", "prompts", "changes", "match"),
+    [
+        (ROWS[:3], PROMPTS, {}, "dataset: expected a multiple of branches = 2 .*, got 3"),
+        (ROWS, PROMPTS, {}, "dataset: .* = 4 queries of 2 rows, got 2"),
+        ([*ROWS[::2], *ROWS[1::2]], PROMPTS, {}, "dataset, column 'prompt', row 2: .* of row 1"),
+        (ROWS, RolePrompts("{prompt} {question}"), {}, "dataset, column 'question', row 2: "),
+        # Also where it is the run's settings that say so.
+        (
+            ROWS,
+            PROMPTS,
+            {"roles": [RoleConfig(prompt="{prompt} {question}"), RoleConfig()]},
+            "dataset, column 'question', row 2: ",
+        ),
+    ],
+)
+def test_rows_that_are_no_queries_are_refused(config, rows, prompts, changes, match):
+    config = replace(config, branches=2, **changes)
+    task = Task(datasets.Dataset.from_list(rows), count_good, prompts, row_per_branch=True)
+    with pytest.raises(UserError, match=f"^{match}"):
+        CoryTrainer(config, make_agents(config), task)
 
 
 # From files
@@ -205,7 +198,7 @@ task:
   dataset: rows.jsonl
   eval_dataset: held_out.jsonl
   prompt_column: text
-  rows_per_query: 3
+  row_per_branch: true
   max_prompt_tokens: 40
   reward: rewards.py:reward
 """
@@ -239,7 +232,7 @@ def test_a_run_from_files(settings, tmp_path):
     of_training = [call for call in calls if len(call[0]) == 4 + 12]
     assert len(of_training) == 2
     for k, (prompts, role, question, answer) in enumerate(of_training):
-        drawn = task.batch(k, 4, config.seed)
+        drawn = task.batch(k, 4, config.seed, 3)
         assert role == ["writer"] * 4 + ["reader"] * 12
         assert prompts == drawn["prompt"][::3] + drawn["prompt"]
         assert question == ["plot"] * 4 + QUESTIONS * 4
@@ -249,9 +242,7 @@ def test_a_run_from_files(settings, tmp_path):
     assert held_out[2] == [*QUESTIONS, "plot"] * 2
 
 
-def test_settings_that_do_not_fit_are_refused_before_anything_is_read(settings):
-    with pytest.raises(UserError, match=r"yaml: branches: "):
-        settings(**{"cory.num_agents": 1})
-    with pytest.raises(UserError, match=r"^task.rows_per_query: "):
-        settings(**{"task.rows_per_query": 0})
-    assert make_task(settings(), make_task(settings()).dataset.select(range(4))).rows_per_query == 1
+def test_held_out_rows_are_queries_by_themselves(settings):
+    task = make_task(settings())
+    assert task.row_per_branch
+    assert not make_task(settings(), task.dataset.select(range(4))).row_per_branch

@@ -14,7 +14,6 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.agent import Agent
-from cory.batch import Batch, repeated
 from cory.chain import Chain
 from cory.config import Config, EvaluationConfig, SamplingConfig
 from cory.errors import UserError
@@ -22,13 +21,13 @@ from cory.evaluation.rows import Lineup, ModelSource, Row, same_weights
 from cory.learners.losses import TokenLogprobs
 from cory.learners.memory import LARGEST, rows_within
 from cory.metrics import full_kl
-from cory.models import window
 from cory.models.load import adapter_tokenizer, attach, load_answering
-from cory.models.rollout import Rollout, joined
+from cory.models.prefixes import response_logits
 from cory.models.text import pad_token
 from cory.parallel.devices import autocast, to_device
 from cory.rewards import score_chains, score_rollouts
 from cory.roles import Prompt
+from cory.rollout import Batch, Rollout, joined, repeated
 from cory.streams import Purpose, Stream
 
 Record = dict[str, Any]  # a line of responses.jsonl
@@ -94,7 +93,7 @@ def _compare_with_base(
     if base is not agent.policy:
         without_adapter = agent.policy.disable_adapter() if base is None else nullcontext()
         with autocast(agent.device, agent.config.precision), without_adapter:
-            base_logits = window.response_logits(
+            base_logits = response_logits(
                 base or agent.policy,
                 rollout.prompt_ids,
                 rollout.response_ids,
@@ -217,7 +216,9 @@ class Evaluator:
         agent, base = load_agent(row.source, self.device, config, self.lineup.date)
         if row.reads is None:  # too long a query is found before any is answered
             sampling = row.task.prompts.settings(0).sampling(self.lineup.sampling)
-            agent.encode_checked(row.task.render(0, self.columns), sampling.max_new_tokens)
+            agent.encode_checked(
+                row.task.prompts.render_rows(0, self.columns), sampling.max_new_tokens
+            )
 
         count = len(self.columns["prompt"])
         size = max(1, self.settings.batch_size // self.settings.samples)

@@ -13,23 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cory.code_files import announce_files
-from cory.command import (
-    Arguments,
-    add_flags,
-    as_config,
-    evaluation_name,
-    flag_values,
-    show_values,
-)
-from cory.config import (
-    Config,
-    EvaluationConfig,
-    ModelConfig,
-    SamplingConfig,
-    blocks,
-    changed,
-    from_data,
-)
+from cory.command import Arguments, add_flags, evaluation_name, flag_values, show_values
+from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError, counted
 from cory.evaluation.report import write_evaluation_report
 from cory.evaluation.rows import line_up
@@ -46,6 +31,7 @@ from cory.run.folder import (
 from cory.run.report import NAME
 from cory.run.settings import named, read_settings
 from cory.run.tables import interval_table
+from cory.settings import as_config, blocks, changed, from_data
 from cory.task_kinds import TaskKind, kind_of_run
 
 if TYPE_CHECKING:

@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig, changed
+from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.identity import check_models, policy_models
 from cory.roles import RolePrompts
 from cory.run.folder import agent_index, run_agents, run_label
 from cory.run.settings import read_settings
 from cory.run.tables import one_line
+from cory.settings import changed
 from cory.task_kinds import find_kind, run_config
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from cory.config import EngineCorrection, SamplingConfig
 from cory.errors import UserError
-from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.parallel.devices import to_device
+from cory.rollout import Rollout
 
 MAX_DIFFERENCE = 0.5  # nats a token; such samples are of other weights
 

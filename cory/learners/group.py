@@ -27,8 +27,8 @@ from cory.learners.losses import LossTerms, total
 from cory.learners.records import BatchSizes, Evaluation, Experience, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
-from cory.models.rollout import Rollout
 from cory.parallel.devices import to_device
+from cory.rollout import Rollout
 
 
 class WindowPolicy(torch.nn.Module):
@@ -105,10 +105,10 @@ class GroupLearner(Learner):
     ) -> Targets:
         """An advantage for each response, the same at all its tokens."""
         sizes = [len(rollout.completions) for rollout in rollouts]
-        groups = [
-            rollout.branches if rollout.branches > 1 else self.config.chains_per_query
-            for rollout in rollouts
-        ]
+        chains = self.config.chains_per_query
+        # Observers that answer the same response are a group. A pioneer has fewer rows, and no branches.
+        branches = [self.config.branches if size == self.batch_size else 1 for size in sizes]
+        groups = [count if count > 1 else chains for count in branches]
         shares = [
             share_of_equal_groups(of_role, group) if group > 1 else None
             for of_role, group in zip(rewards.split(sizes), groups, strict=True)
@@ -117,10 +117,8 @@ class GroupLearner(Learner):
             log_ratios = (old.logprobs - old.ref_logprobs) * mask  # k1, sampled
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
         advantages = [
-            group_advantages(
-                of_role, self.config.algorithm, self.config.chains_per_query, rollout.branches
-            )
-            for of_role, rollout in zip(rewards.split(sizes), rollouts, strict=True)
+            group_advantages(of_role, self.config.algorithm, chains, count)
+            for of_role, count in zip(rewards.split(sizes), branches, strict=True)
         ]
         return Targets(torch.cat(advantages)[:, None] * mask, frac_reward_zero_std=shares)
 

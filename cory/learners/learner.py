@@ -33,7 +33,7 @@ from cory.learners import losses
 from cory.learners.adaptive import KLController, RewardMoments
 from cory.learners.engine import EngineSamples, compare_samples
 from cory.learners.losses import LossTerms
-from cory.learners.memory import PassSize
+from cory.learners.memory import PassSize, recompute_in_eval
 from cory.learners.records import (
     BatchSizes,
     Evaluation,
@@ -47,11 +47,12 @@ from cory.learners.saved_state import load_tensors, tensors_of
 from cory.metrics import full_kl
 from cory.models import window
 from cory.models.lora import LanguageModel
-from cory.models.rollout import Rollout
+from cory.models.prefixes import share_prompts
 from cory.models.text import pad_token
-from cory.models.window import PassInputs, Window, recompute_in_eval, share_prompts
+from cory.models.window import PassInputs, Window
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import autocast, to_device
+from cory.rollout import Rollout
 
 
 class Learner(ABC):
@@ -198,11 +199,14 @@ class Learner(ABC):
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):
-            expected = self.batch_size * rollout.branches // self.config.branches
-            if not len(rollout.prompt_ids) == len(rollout.response_ids) == len(reward) == expected:
+            sizes = (len(rollout.prompt_ids), len(rollout.response_ids), len(reward))
+            if sizes not in [
+                (self.batch_size,) * 3,
+                (self.batch_size // self.config.branches,) * 3,
+            ]:
                 raise ValueError(
-                    f"expected {expected} prompts, responses and rewards of a rollout, got "
-                    f"{len(rollout.prompt_ids)}, {len(rollout.response_ids)} and {len(reward)}"
+                    f"expected {self.batch_size} prompts, responses and rewards of a rollout (of a pioneer: "
+                    f"{self.batch_size // self.config.branches}), got {sizes}"
                 )
 
     def _switch_dropout_off(self) -> None:

@@ -1,11 +1,15 @@
-"""How many rows a forward pass reads at a time; fewer where memory runs out."""
+"""Memory of a pass: how many rows it reads at a time, fewer where memory runs out, and what it recomputes."""
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import ParamSpec, TypeVar
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from accelerate.utils.memory import clear_device_cache
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from cory.config import Config
 from cory.errors import UserError
@@ -97,3 +101,35 @@ class PassSize:
             f"use the whole mini-batch. To start this way: ppo.micro_batch {self.micro_batch}",
             stacklevel=3,
         )
+
+
+def recompute_in_eval(model: nn.Module) -> list[nn.Module]:
+    """Makes the layers with gradient checkpointing compute and recompute in `eval()`; returns them.
+
+    Transformers recomputes a layer in training mode only, in which some layers drop out by themselves
+    (OPT, Falcon, XGLM: `dropout(..., training=self.training)`). None has gradient checkpointing where
+    it is off. Raises a UserError if the model has it in code of its own.
+    """
+    modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
+    layers = [m for m in modules if isinstance(m, GradientCheckpointingLayer)]
+    if modules and not layers:
+        raise UserError(
+            "model.gradient_checkpointing: expected a model of transformers' GradientCheckpointingLayers, "
+            f"got a {type(modules[0]).__name__}. Set it to false"
+        )
+    for layer in layers:
+        layer._gradient_checkpointing_func = partial(_checkpoint, layer)
+    return layers
+
+
+def _checkpoint(layer: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
+    """`forward(*args)` of a layer in training mode, computed and recomputed in `eval()`."""
+
+    def in_eval(*args: Any) -> Any:
+        layer.training = False
+        try:
+            return forward(*args)
+        finally:
+            layer.training = True
+
+    return checkpoint(in_eval, *args, use_reentrant=False)

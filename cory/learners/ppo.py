@@ -26,8 +26,8 @@ from cory.learners.losses import LossTerms
 from cory.learners.records import BatchSizes, Evaluation, Experience, ForwardPass, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
-from cory.models.rollout import Rollout
 from cory.parallel import distributed
+from cory.rollout import Rollout
 
 
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):

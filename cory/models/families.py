@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.config import SamplingConfig
 from cory.errors import UserError
-from cory.models import window
+from cory.models.prefixes import response_logits
 from cory.models.sample import sample
 from cory.models.text import pad_token
 from cory.parallel.sharding import device_of
@@ -56,7 +56,7 @@ def check_model(
     texts = tokens.split(PROMPTS + RESPONSES)
     queries = list(texts[: len(PROMPTS)])
     responses = list(texts[len(PROMPTS) :])
-    logits = window.response_logits(model, queries, responses, pad_token(tokenizer))
+    logits = response_logits(model, queries, responses, pad_token(tokenizer))
     _compare(model, "a padded batch gives it", logits, queries, responses)
     if samples:
         queries = [*queries, queries[0]]  # as where several responses to a query are sampled

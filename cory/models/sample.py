@@ -26,8 +26,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation import logits_process
 
 from cory.config import SamplingConfig
+from cory.models.prefixes import KeysAndValues, read_stems
 from cory.models.text import end_tokens, pad_token, reader
-from cory.models.window import KeysAndValues, accepted, pad, read_stems, whole_mask
+from cory.models.window import accepted, pad, whole_mask
 from cory.parallel.devices import to_device
 from cory.parallel.sharding import device_of
 

@@ -13,12 +13,12 @@ from typing import Any
 from tqdm import tqdm
 
 from cory.agent import Agent
-from cory.batch import Batch
 from cory.chain import Chain, role_generators
 from cory.errors import counted
 from cory.hub import model_card
 from cory.iteration import Iteration
 from cory.rewards import score_rollouts, score_team
+from cory.rollout import Batch
 from cory.run.callback import Callback, Trainer
 from cory.run.folder import BEST, SUMMARY, Run, filled, write_text
 from cory.run.held_out import HeldOut, held_out_rewards, sum_of_rewards
@@ -31,8 +31,8 @@ from cory.run.tables import (
     summarise_roles,
     summary_table,
 )
+from cory.settings import yaml_text
 from cory.streams import Purpose
-from cory.yaml_file import yaml_text
 
 # Of the progress bar; leaves a line of 80 for two agents.
 LAYOUT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
@@ -66,7 +66,7 @@ def fixed_samples(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
     later roles never learn to answer that, and have no solo responses.
     """
     config = trainer.config
-    size = trainer.task.rows_per_query
+    size = trainer.task.rows_per_query(config.branches)
     queries = min(NUM_QUERIES, len(trainer.task.dataset) // size)
     rows = [query * size + query % size for query in range(queries)]  # one of each query
     batch = Batch(trainer.task.dataset[rows], config.sampling.max_new_tokens)

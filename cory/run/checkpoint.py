@@ -44,8 +44,8 @@ from cory.run.folder import (
     write_text,
 )
 from cory.run.settings import differences, read_settings
+from cory.settings import yaml_text
 from cory.task import Task
-from cory.yaml_file import yaml_text
 
 CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name
 # What has changed where a hash differs; braces stand for other entries of the fingerprint.

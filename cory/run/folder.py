@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
-from cory.config import CoryConfig, from_data
+from cory.config import CoryConfig
 from cory.errors import UserError, counted
 from cory.run.settings import read_settings
+from cory.settings import from_data
 
 if TYPE_CHECKING:
     from cory.iteration import Iteration

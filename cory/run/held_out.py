@@ -9,14 +9,15 @@ from typing import Any
 
 from datasets import Dataset
 
-from cory.batch import Batch
 from cory.chain import Chain, role_generators
-from cory.config import HELD_OUT_REWARDS, Config
+from cory.config import Config
 from cory.errors import UserError
 from cory.identity import row_keys, share_in_training
 from cory.iteration import Iteration
+from cory.metrics import HELD_OUT_REWARDS
 from cory.parallel import distributed
 from cory.rewards import score_rollouts, score_team
+from cory.rollout import Batch
 from cory.run.callback import Callback, Trainer
 from cory.run.folder import Run
 from cory.streams import Purpose

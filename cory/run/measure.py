@@ -18,10 +18,10 @@ from cory.config import Config
 from cory.credit import per_response
 from cory.iteration import Iteration
 from cory.metrics import collapsed, combined_reward, distinct, share_of_start
-from cory.models.rollout import Rollout
 from cory.parallel import distributed
 from cory.rewards import measure_responses
 from cory.roles import query_text
+from cory.rollout import Rollout
 from cory.run.folder import as_json
 from cory.task import Task
 
@@ -171,16 +171,20 @@ def describe(
 
     `read`: the columns that prompts and rewards name besides the query.
     """
+
+    def first_branches(responses: int) -> slice:
+        """Of a role with so many responses, the rows of those that are the first to answer theirs."""
+        branches = responses // len(columns["prompt"])
+        return slice(0, rows.stop and rows.stop * branches, (rows.step or 1) * branches)
+
     queries = [query_text(prompt) for prompt in columns["prompt"][rows]]
     further = {name: columns[name][rows] for name in read}
     of_team = {}
     if team_rewards is not None:
-        of_team = {
-            "team_reward": team_rewards[_first_branches(rows, rollouts[-1].branches)].tolist()
-        }
+        of_team = {"team_reward": team_rewards[first_branches(len(team_rewards))].tolist()}
     samples = []
     for agent, rollout, rewards in zip(chain, rollouts, task_rewards, strict=True):
-        rows_of_role = _first_branches(rows, rollout.branches)
+        rows_of_role = first_branches(len(rollout.completions))
         shown = rollout.rows(rows_of_role)
         shown_rewards = {"task_reward": rewards[rows_of_role].tolist(), **of_team}
         kls = agent.response_kls(shown)
@@ -197,12 +201,6 @@ def describe(
             }
             samples.append(sample)
     return samples
-
-
-def _first_branches(rows: slice, branches: int) -> slice:
-    """The rows of a role with so many responses where the role before has one."""
-    stop = None if rows.stop is None else rows.stop * branches
-    return slice(0, stop, (rows.step or 1) * branches)
 
 
 def timings(iteration: Iteration, seconds: Mapping[str, float]) -> dict[str, Any]:

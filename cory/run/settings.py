@@ -4,17 +4,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cory.config import FREE as FREE_SETTINGS
 from cory.config import AgentConfig
 from cory.errors import UserError
-from cory.yaml_file import read_yaml
+from cory.settings import read_yaml
 
-# What may differ when a run continues, besides settings.
-FREE = FREE_SETTINGS | {
-    "versions",
-    "date",  # that of the first start is kept
-    "fingerprint.models",  # compared by `cory.identity.check_models`
-}
+# What may differ when a run continues: how it computes, which changes its numbers by rounding alone; how far it goes,
+# where, and who watches; what config.yaml holds besides settings.
+FREE = frozenset(
+    {
+        "device",
+        "ppo.micro_batch",
+        "model.gradient_checkpointing",
+        "iterations",
+        "output",
+        "resume",
+        "tracker",
+        "checkpoint",
+        "sample_every",
+        "sampling.engine_url",
+        "versions",
+        "date",  # that of the first start is kept
+        "fingerprint.models",  # compared by `cory.identity.check_models`
+    }
+)
 
 
 def read_settings(run: Path) -> dict[str, Any]:
@@ -45,18 +57,15 @@ def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], free: frozenset[str] = FREE
+    saved: Mapping[str, Any],
+    wanted: Mapping[str, Any],
+    free: frozenset[str] = FREE,
+    prefix: str = "",
 ) -> dict[str, tuple[Any, Any]]:
     """The dotted keys in which the config.yaml of two runs differ, but for those of `free`, with both values.
 
     What identifies data and rewards (`fingerprint`) counts where both have it.
     """
-    return _different_keys(saved, wanted, free, "")
-
-
-def _different_keys(
-    saved: Mapping[str, Any], wanted: Mapping[str, Any], free: frozenset[str], prefix: str
-) -> dict[str, tuple[Any, Any]]:
     found: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys([*saved, *wanted]):
         name = f"{prefix}{key}"
@@ -68,7 +77,7 @@ def _different_keys(
             old = _without_devices(old)
             new = _without_devices(new)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found |= _different_keys(old, new, free, f"{name}.")
+            found |= differences(old, new, free, f"{name}.")
         elif old != new:
             found[name] = (old, new)
     return found

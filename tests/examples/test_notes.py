@@ -93,7 +93,7 @@ def test_a_role_reads_its_own_part_alone(world, name, read, monkeypatch):
     row = {key: [key.upper()] for key in ("listing", "lead", "question", "answer")}
     row["prompt"] = row["listing"]
     for role, expected in enumerate(read):
-        (prompt,) = task.render(role, row, [[" NOTE"]][:role])
+        (prompt,) = task.prompts.render_rows(role, row, [[" NOTE"]][:role])
         words = {"LISTING", "LEAD", "QUESTION", "ANSWER", "NOTE"}
         assert {word for word in words if word in prompt} == expected
 

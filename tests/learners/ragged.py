@@ -2,7 +2,7 @@
 
 import torch
 
-from cory.models.rollout import Rollout
+from cory.rollout import Rollout
 
 
 def ragged(rows: int = 8, seed: int = 0):

@@ -10,7 +10,7 @@ from cory.errors import UserError
 from cory.learners.algorithms import GROUP_ALGORITHMS, ResponseTokens
 from cory.learners.engine import compare_samples, importance_weights
 from cory.learners.losses import ppo_losses
-from cory.models.rollout import Rollout
+from cory.rollout import Rollout
 
 VOCABULARY = 3
 

@@ -12,7 +12,7 @@ from ragged import ragged, weights
 import cory.learners.learner
 from cory.config import Config
 from cory.learners.algorithms import GROUP_ALGORITHMS, ResponseTokens
-from cory.models.window import share_prompts
+from cory.models.prefixes import share_prompts
 
 
 def plain_advantages(rewards, algorithm):

@@ -17,8 +17,8 @@ from cory.errors import NotFinite, UserError
 from cory.learners import losses, memory
 from cory.learners.ppo import trl_config
 from cory.learners.records import BatchSizes
-from cory.models.rollout import Rollout
-from cory.models.window import share_prompts
+from cory.models.prefixes import share_prompts
+from cory.rollout import Rollout
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
 # Our statistics, and TRL's names for them.

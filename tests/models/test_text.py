@@ -10,12 +10,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from transformers import PreTrainedTokenizerFast
 
 from cory.agent import Agent
-from cory.batch import Batch
 from cory.chain import Chain
 from cory.config import Config, ModelConfig, SamplingConfig
 from cory.models.sample import ends_response
 from cory.models.text import encode, encode_responses, plain_texts, reader, turn_stop
 from cory.roles import RolePrompts
+from cory.rollout import Batch
 from cory.task import Task
 
 CHATML = (

@@ -25,9 +25,10 @@ from questions import make_questions  # noqa: E402
 from ragged import ragged, rollout_of, weights  # noqa: E402
 
 from cory import Callback  # noqa: E402
-from cory.command import as_config, main  # noqa: E402
+from cory.command import main  # noqa: E402
 from cory.config import Config  # noqa: E402
 from cory.parallel import distributed, sharding  # noqa: E402
+from cory.settings import as_config  # noqa: E402
 
 
 class Watch(Callback):

@@ -178,8 +178,9 @@ def test_two_processes_train_as_one(runs, tmp_path, name):
     queries = 8 // config.branches
     for k, (mine, theirs) in enumerate(zip(first["queries"], second["queries"], strict=True)):
         assert len(mine) == len(theirs) == queries // 2
-        drawn = one.task.batch(k, queries, config.seed)["prompt"]
-        assert mine + theirs == drawn[:: one.task.rows_per_query]
+        rows_per_query = one.task.rows_per_query(config.branches)
+        drawn = one.task.batch(k, queries, config.seed, rows_per_query)["prompt"]
+        assert mine + theirs == drawn[::rows_per_query]
     rows = metrics(config)
     chains = [one.schedule.order(k) for k in range(config.iterations)]
     assert [(row["iteration"], row["agent"]) for row in rows] == [

@@ -6,9 +6,10 @@ import pytest
 from conftest import ROOT
 
 from cory.build import make_agents
-from cory.command import as_config, load
+from cory.command import load
 from cory.errors import UserError
 from cory.run.folder import read_rows
+from cory.settings import as_config
 from cory.task_kinds import find_kind
 from cory.trainer import CoryTrainer
 from imdb_train.config import IMDB, ImdbConfig

@@ -21,7 +21,7 @@ from cory.errors import NotFinite, UserError
 from cory.run.checkpoint import save
 from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
-from cory.yaml_file import parse_yaml
+from cory.settings import parse_yaml
 
 ITERATIONS = 5
 

@@ -9,7 +9,7 @@ from cory.build import make_agents
 from cory.config import Config
 from cory.errors import UserError
 from cory.run.settings import named
-from cory.yaml_file import yaml_text
+from cory.settings import yaml_text
 
 
 def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():

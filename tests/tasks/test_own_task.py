@@ -189,8 +189,11 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
     prompts = RolePrompts("Answer: {prompt}", "{prompt} Not: {response}")
     task = Task.from_prompts([MESSAGES, MESSAGES[1:]], reward, prompts)
     columns = task.dataset[:]
-    assert task.render(0, columns)[0] == [MESSAGES[0], {"role": "user", "content": "Answer: Hello"}]
-    read = task.render(1, columns, [["Hi", "Ho"]])
+    assert task.prompts.render_rows(0, columns)[0] == [
+        MESSAGES[0],
+        {"role": "user", "content": "Answer: Hello"},
+    ]
+    read = task.prompts.render_rows(1, columns, [["Hi", "Ho"]])
     assert read[1] == [{"role": "user", "content": "Hello Not: Ho"}]
     with pytest.raises(UserError, match=r"^model\.name: "):  # whose tokenizer has no template
         encode(tokenizer, read)
@@ -216,12 +219,14 @@ def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
     config = settings()
     task = make_task(config)
     query = task.dataset["prompt"][0]
-    assert task.render(1, task.dataset[:1], [[" yes"]]) == [f"{query} yes\n{query}"]
+    assert task.prompts.render_rows(1, task.dataset[:1], [[" yes"]]) == [f"{query} yes\n{query}"]
     config.model.chat_template = True
-    (read,) = make_task(config).render(1, task.dataset[:1], [["Yes."]])
+    (read,) = make_task(config).prompts.render_rows(1, task.dataset[:1], [["Yes."]])
     assert read.startswith(f"{query}\n\n") and "\n\nYes.\n\n" in read
     config.task.observer_prompt = "{prompt} Not: {response}"
-    assert make_task(config).render(1, task.dataset[:1], [["Yes."]]) == [f"{query} Not: Yes."]
+    assert make_task(config).prompts.render_rows(1, task.dataset[:1], [["Yes."]]) == [
+        f"{query} Not: Yes."
+    ]
 
 
 def test_held_out_prompts_are_of_another_file_or_split(here):

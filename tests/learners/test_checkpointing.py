@@ -7,6 +7,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from cory.config import Config, PPOConfig
 from cory.errors import UserError
 from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.memory import recompute_in_eval
 from cory.models import window
 
 IDS = {"vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -53,7 +54,7 @@ def test_passes_and_gradients_are_those_without_dropout(name, tokenizer):
 def test_a_model_that_recomputes_in_code_of_its_own_is_refused():
     """It would do so in training mode only, in which no pass is made."""
     model = torch.nn.Linear(2, 2)
-    assert window.recompute_in_eval(model) == []
+    assert recompute_in_eval(model) == []
     model.gradient_checkpointing = True
     with pytest.raises(UserError, match=r"model.gradient_checkpointing"):
-        window.recompute_in_eval(model)
+        recompute_in_eval(model)

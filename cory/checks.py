@@ -1,0 +1,289 @@
+"""Whether data, functions and templates fit each other, and whether a configuration and agents fit them.
+
+Each check raises a UserError, before training time is spent.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from datasets import Dataset
+
+from cory.config import Config, role_name
+from cory.errors import UserError
+from cory.learners.records import UpdateStats
+from cory.metrics import HELD_OUT_REWARDS, TITLES
+from cory.models.text import check_lengths
+from cory.rewards import Function, Reward, accepted_columns
+from cory.roles import RolePrompts, placeholders
+
+if TYPE_CHECKING:
+    from cory.agent import Agent
+
+CHAT_ROLES = ("system", "user", "assistant")
+# Names in metrics.jsonl and of an evaluation's columns that a task's metrics cannot have.
+RECORDED = {
+    *TITLES,
+    *(field.name for field in fields(UpdateStats)),
+    *HELD_OUT_REWARDS,
+    *(f"{name}_before" for name in HELD_OUT_REWARDS),
+    "iteration",
+    "agent",
+    "role",
+    "flags",
+    "name",
+    "greedy",
+    "copied",
+}
+# What functions are passed besides the dataset's columns.
+PASSED = ("prompts", "completions", "completion_ids", "chains", "role", "rewards")
+
+
+# A task's functions, rows and templates
+
+
+def check_functions(
+    rewards: Sequence[Reward], team: Reward | None, metrics: Iterable[str], extract: Any
+) -> None:
+    """Checks that there is a reward, that names differ, and that `extract` is no async function."""
+    if not rewards and team is None:
+        raise UserError("task.reward: expected a reward or a team_reward, got neither")
+    names = [reward.short_name for reward in rewards]
+    if len({*names}) < len(names):
+        raise UserError(
+            f"task.reward: expected functions of different names, got {names}. Rename one, in its file or by "
+            "Reward(function, name=...)"
+        )
+    of_rewards = [f"reward_{name}" for name in names] if len(names) > 1 else []
+    for name in metrics:
+        if name in RECORDED or name in of_rewards:
+            raise UserError(f"task.metrics: expected a name that no other metric has, got {name!r}")
+    if inspect.iscoroutinefunction(extract):
+        raise UserError("task.extract: expected a function, got an async one")
+
+
+def check_rows(
+    dataset: Dataset,
+    rewards: Sequence[Reward],
+    team: Reward | None,
+    metrics: Mapping[str, Function],
+    prompts: RolePrompts,
+) -> None:
+    """Checks that rows have prompts, and what functions and templates read."""
+    names = dataset.column_names
+    if "prompt" not in names:
+        raise UserError(f"dataset: expected a column 'prompt', got {names}")
+    twice = [name for name in PASSED if name in names]
+    if twice:
+        raise UserError(f"dataset: expected no columns {twice}, as rewards are passed them")
+    others = [name for name in names if name != "prompt"]
+    of_response = ["prompts", "completions", "role", *others]
+    for reward in rewards:
+        accepted_columns(f"reward {reward}", reward.function, ["completion_ids", *of_response])
+    for name, function in metrics.items():
+        accepted_columns(f"metric {name}", function, ["rewards", *of_response])
+    if team is not None:
+        accepted_columns(f"team reward {team}", team.function, ["prompts", "chains", *others])
+    for row, prompt in enumerate(dataset["prompt"][:]):
+        check_prompt(prompt, f"dataset, column 'prompt', row {row + 1}")
+    check_templates(prompts, names)
+    for name in {*prompts.columns()} & {*names}:
+        for row, value in enumerate(dataset[name][:]):
+            if value is None:
+                raise UserError(
+                    f"dataset, column {name!r}, row {row + 1}: expected a value for a role's prompt, got null"
+                )
+
+
+def check_prompt(prompt: Any, where: str) -> None:
+    """Checks that a query is text, or chat messages ending with the user's, and not empty."""
+    if isinstance(prompt, str) and prompt:
+        return
+    is_chat = isinstance(prompt, list) and all(
+        isinstance(message, dict)
+        and message.get("role") in CHAT_ROLES
+        and isinstance(message.get("content"), str)
+        for message in prompt
+    )
+    if not (is_chat and prompt and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
+        raise UserError(
+            f"{where}: expected text or chat messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last "
+            f"one user, with text, got {prompt!r}"
+        )
+
+
+def check_templates(prompts: RolePrompts, columns: Iterable[str]) -> None:
+    """Checks that templates name columns, earlier roles and other placeholders, and at least one.
+
+    Also that no role has the name of a column, as it would hide that in a template.
+    """
+    columns = set(columns)
+    for role in range(max(2, len(prompts.roles))):
+        settings = prompts.settings(role)
+        if settings.name in columns:
+            raise UserError(
+                f"roles[{role}].name: expected another name than the dataset's columns {sorted(columns)}, got "
+                f"{settings.name!r}"
+            )
+        where = f"roles[{role}].prompt"
+        if settings.prompt is None:
+            where = f"{role_name(min(role, 1))} prompt"
+        allowed = {"prompt", *columns}
+        if role > 0:
+            allowed |= {"response", "responses", *map(prompts.name, range(role))}
+        names = placeholders(prompts.template(role), where)
+        unknown = [name for name in names if name not in allowed]
+        if unknown or not names:
+            got = f"{{{unknown[0]}}}" if unknown else repr(prompts.template(role))
+            raise UserError(f"{where}: expected placeholders among {sorted(allowed)}, got {got}")
+
+
+# A configuration, its agents, and a task's rows and templates
+
+
+def check_fits(
+    config: Config,
+    agents: Sequence["Agent"],
+    prompts: RolePrompts,
+    dataset: Dataset,
+    held_out: Dataset | None,
+    rows_per_query: int,
+) -> None:
+    """Checks that rows are enough for an iteration, have what `cory.credit` needs, and fit the agents' contexts.
+
+    Args:
+        dataset, held_out: the rows of training, and held-out ones.
+        rows_per_query: rows of training, one after the other, that are one query.
+    """
+    size = rows_per_query
+    if size > 1:
+        _check_queries(dataset, prompts, size)
+    if len(dataset) < config.queries_per_iteration * size:
+        what = "rows" if size == 1 else f"queries of {size} rows"
+        raise UserError(
+            "dataset: expected at least ppo.batch_size / (group_size * branches) = "
+            f"{config.queries_per_iteration} {what}, got {len(dataset) // size}"
+        )
+    distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
+    if config.cory.credit == "information" and config.cory.num_roles > 1:
+        _check_answers(config, distinct.values(), prompts, dataset)
+    _check_contexts(config, [*distinct.values()], prompts, dataset, held_out)
+
+
+def _check_queries(dataset: Dataset, prompts: RolePrompts, size: int) -> None:
+    """Checks that each `size` rows have the same prompt, and are alike in what else the first role reads."""
+    if len(dataset) % size:
+        raise UserError(
+            f"dataset: expected a multiple of branches = {size} rows with task.row_per_branch: true, got {len(dataset)}"
+        )
+    read = placeholders(prompts.template(0), prompts.name(0))
+    for name in dict.fromkeys(["prompt", *read]):
+        values = dataset[name][:]
+        for row, value in enumerate(values):
+            first = row - row % size
+            if value != values[first]:
+                raise UserError(
+                    f"dataset, column {name!r}, row {row + 1}: expected the value of row {first + 1}, as "
+                    f"task.row_per_branch makes {size} rows one query of the first role, got {value!r}"
+                )
+
+
+def _check_answers(
+    config: Config, agents: Iterable["Agent"], prompts: RolePrompts, dataset: Dataset
+) -> None:
+    """For `cory.credit: information`: checks that each row has a text in the column `answer` that is no longer than a
+    response of the second role always may be.
+    """
+    names = dataset.column_names
+    if "answer" not in names:
+        raise UserError(
+            f"dataset: expected a column 'answer' with cory.credit: information, got {names}"
+        )
+    answers = dataset["answer"][:]
+    for row, answer in enumerate(answers):
+        if not isinstance(answer, str) or not answer:
+            raise UserError(
+                f"dataset, column 'answer', row {row + 1}: expected a text with cory.credit: information, got "
+                f"{answer!r}"
+            )
+
+    # Prompts leave room for the shortest limit, so that the answer has room in every iteration.
+    limit = prompts.settings(1).max_new_tokens or config.sampling.min_new_tokens
+    rendered = prompts.render_rows(1, dataset[:], [[""] * len(answers)])
+    for agent in agents:
+        for row, ids in enumerate(agent.encode_responses(rendered, answers)):
+            if len(ids) > limit:
+                raise UserError(
+                    f"dataset, column 'answer', row {row + 1}: expected at most {limit} tokens, the smallest limit of "
+                    f"{prompts.name(1)}'s responses, got {len(ids)}"
+                )
+
+
+def _check_contexts(
+    config: Config,
+    agents: Sequence["Agent"],
+    prompts: RolePrompts,
+    dataset: Dataset,
+    held_out: Dataset | None,
+) -> None:
+    """Checks that prompts fit each agent's context with the longest responses that a role reads and writes.
+
+    Args:
+        agents: one of each tokenizer and context; the first is the first agent.
+    """
+    counts = []  # of rows that are too long, in each dataset that has some
+    fitting: list[int] = []  # the most tokens of a query up to which all rows of such a dataset fit
+    longest = (0, "")  # by how many tokens it does not fit, and which prompt it is
+    for what, rows in (("rows", dataset), ("held-out rows", held_out)):
+        if rows is None:
+            continue
+        too_long: set[int] = set()
+        for role in range(config.cory.num_roles):
+            reads = prompts.reads(role) if config.cory.knowledge_transfer else []
+            responses = sum(
+                prompts.settings(index).max_new_tokens or config.sampling.max_new_tokens
+                for index in [*reads, role]
+            )
+            for agent in agents:
+                context = agent.context_length or sys.maxsize
+                lengths = _prompt_lengths(config, prompts, rows, role, agent)
+                too_long |= {
+                    row for row, length in enumerate(lengths) if length + responses > context
+                }
+                which = (
+                    f"{max(lengths)} tokens of the prompt of {agent.name} as {prompts.name(role)} + up to {responses} "
+                    f"of the responses that it reads and writes, in a context of {context}"
+                )
+                longest = max(longest, (max(lengths) + responses - context, which))
+        if too_long:
+            counts.append(f"{len(too_long)} of {len(rows)} {what}")
+            queries = _prompt_lengths(config, prompts, rows, 0, agents[0])
+            fitting.append(min(queries[row] for row in too_long) - 1)
+    if not counts:
+        return
+    queries = _prompt_lengths(config, prompts, dataset, 0, agents[0])
+    longest_kept = max((length for length in queries if length <= min(fitting)), default=0)
+    remedy = f"Prompts of at most {longest_kept} tokens fit: see task.max_prompt_tokens"
+    if not longest_kept:
+        remedy = (
+            "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or those of the roles, or shorten "
+            "the prompts' templates"
+        )
+    raise UserError(
+        f"dataset: expected prompts that fit the context with their responses, got {' and '.join(counts)} that are too "
+        f"long (the longest: {longest[1]}). {remedy}"
+    )
+
+
+def _prompt_lengths(
+    config: Config, prompts: RolePrompts, rows: Dataset, role: int, agent: "Agent"
+) -> list[int]:
+    """The tokens of each row's prompt, where all responses that stand in it are empty; refuses a prompt without any."""
+    reads_responses = role > 0 and config.cory.knowledge_transfer
+    empty = [[""] * len(rows)] * role if reads_responses else None
+    rendered = prompts.render_rows(role, rows[:], empty)
+    lengths = [len(ids) for ids in agent.encode(rendered)]
+    check_lengths(lengths, 0, None, rendered)
+    return lengths
