@@ -114,7 +114,15 @@ class Arguments(argparse.ArgumentParser):
         raise UserError(message.removeprefix("argument --"))
 
     def parse_args(self, argv: Sequence[str] | None = None) -> argparse.Namespace:  # type: ignore[override]
-        parsed, rest = self.parse_known_args(argv)
+        words = sys.argv[1:] if argv is None else argv
+        flags = [word.partition("=")[0] for word in words]
+        for action in self._actions:
+            twice = sum(flags.count(option) for option in action.option_strings) > 1
+            if twice and not isinstance(action, argparse._AppendAction):
+                print(
+                    f"--{action.dest} is given several times; the last one counts", file=sys.stderr
+                )
+        parsed, rest = self.parse_known_args(words)
         for word in rest:
             if word.startswith("--"):
                 known = [action.dest for action in self._actions]

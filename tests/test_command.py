@@ -125,6 +125,12 @@ def test_a_wrong_file_is_refused_by_its_name_and_the_key(place, text, tmp_path):
     assert refused("--config", str(file)).startswith(f"{file}{place}: ")
 
 
+def test_a_flag_given_twice_is_said_and_the_last_one_counts(capsys):
+    config = load(ImdbConfig, None, ["--seed", "1", "--iterations", "2", "--seed=3"])
+    assert (config.seed, config.iterations) == (3, 2)
+    assert "--seed is given several times" in capsys.readouterr().err
+
+
 def test_a_flag_is_no_mistake_of_the_file(tmp_path):
     file = tmp_path / "good.yaml"
     file.write_text("ppo: {batch_size: 512}\n")
