@@ -17,7 +17,7 @@ from cory.learners.records import UpdateStats
 from cory.metrics import HELD_OUT_REWARDS, TITLES
 from cory.models.text import check_lengths
 from cory.rewards import Function, Reward, accepted_columns
-from cory.roles import RolePrompts, placeholders
+from cory.roles import RolePrompts
 
 if TYPE_CHECKING:
     from cory.agent import Agent
@@ -127,13 +127,15 @@ def check_templates(prompts: RolePrompts, columns: Iterable[str]) -> None:
                 f"roles[{role}].name: expected another name than the dataset's columns {sorted(columns)}, got "
                 f"{settings.name!r}"
             )
+        if prompts.function(role) is not None:
+            continue
         where = f"roles[{role}].prompt"
         if settings.prompt is None:
             where = f"{role_name(min(role, 1))} prompt"
         allowed = {"prompt", *columns}
         if role > 0:
             allowed |= {"response", "responses", *map(prompts.name, range(role))}
-        names = placeholders(prompts.template(role), where)
+        names = prompts.placeholders(role)
         unknown = [name for name in names if name not in allowed]
         if unknown or not names:
             got = f"{{{unknown[0]}}}" if unknown else repr(prompts.template(role))
@@ -178,7 +180,7 @@ def _check_queries(dataset: Dataset, prompts: RolePrompts, size: int) -> None:
         raise UserError(
             f"dataset: expected a multiple of branches = {size} rows with task.row_per_branch: true, got {len(dataset)}"
         )
-    read = placeholders(prompts.template(0), prompts.name(0))
+    read = prompts.placeholders(0)
     for name in dict.fromkeys(["prompt", *read]):
         values = dataset[name][:]
         for row, value in enumerate(values):
@@ -241,6 +243,8 @@ def _check_contexts(
             continue
         too_long: set[int] = set()
         for role in range(config.cory.num_roles):
+            if prompts.function(role) is not None:  # it is called when there is something to read
+                continue
             reads = prompts.reads(role) if config.cory.knowledge_transfer else []
             responses = sum(
                 prompts.settings(index).max_new_tokens or config.sampling.max_new_tokens

@@ -1,13 +1,18 @@
-"""Functions and classes that settings name as FILE.py:NAME: rewards, metrics, callbacks.
+"""Functions and classes that settings name as FILE.py:NAME: rewards, metrics, prompts, callbacks.
 
 Importing this does not import torch.
 """
 
+import asyncio
+import functools
 import hashlib
+import inspect
 import os
+import re
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -58,6 +63,11 @@ def load_code(key: str, full_name: str) -> Loaded:
     return Loaded(value, f"{path.name}:{name}", sha256)
 
 
+def is_code(text: Any) -> bool:
+    """Whether a template is none, but the name of a function: FILE.py:NAME."""
+    return isinstance(text, str) and re.fullmatch(r"[^{}\n]+\.py:\w+", text) is not None
+
+
 def as_list(names: list[str] | str) -> list[str]:
     """Names, of which a single one need not be a list."""
     return [names] if isinstance(names, str) else names
@@ -77,12 +87,39 @@ def announce_files(
     named = {f"task.{key}": getattr(task, key) for key in getattr(task, "FUNCTIONS", ())}
     if callbacks:
         named["callbacks"] = config.callbacks
+    prompts = [role.prompt for role in config.roles if is_code(role.prompt)]
+    named["roles"] = [prompt for prompt in prompts if prompt is not None]
     names = [
         name for key, value in named.items() if key not in changed for name in as_list(value or [])
     ]
     if names and os.environ.get("RANK", "0") == "0":
         files = ", ".join(name if name.isprintable() else repr(name) for name in names)
         print(f"{run / 'config.yaml'} names code, which runs now: {files}", file=sys.stderr)
+
+
+def awaited(results: Sequence[Any]) -> list[Any]:
+    """The results, with what the coroutines among them return. These run concurrently."""
+    if not any(map(inspect.isawaitable, results)):
+        return list(results)
+
+    async def one(result: Any) -> Any:
+        try:
+            return await result if inspect.isawaitable(result) else result
+        except SystemExit as error:  # would end the loop's thread, for which this one waits
+            raise RuntimeError("an async function has called sys.exit") from error
+
+    async def together() -> list[Any]:
+        return await asyncio.gather(*map(one, results))
+
+    return asyncio.run_coroutine_threadsafe(together(), _event_loop()).result()
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """One for all calls, as HTTP clients stay bound to theirs; in a thread, as a notebook runs its own."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, daemon=True).start()
+    return loop
 
 
 def _run(key: str, path: Path, source: bytes) -> ModuleType:

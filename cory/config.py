@@ -202,7 +202,8 @@ class RoleConfig(Settings):
     Args:
         name: Used in metrics, pages and templates. null: pioneer, observer, observer_2, ...
         prompt: Template over {prompt}, {response} (of the role before), {responses} (of all earlier roles, joined by
-            blank lines), the name of an earlier role, and the dataset's columns. null: the task's.
+            blank lines), the name of an earlier role, and the dataset's columns. Or FILE.py:FUNCTION, which returns
+            what the role reads (docs/own_task.md). null: the task's.
         max_new_tokens: Longest response, in each batch. null: the length that is drawn by `sampling`.
         stop: Texts that end a response. null: those of `sampling`.
     """

@@ -104,9 +104,9 @@ def without_long_prompts(
     limit = config.task.max_prompt_tokens  # type: ignore[attr-defined]
     if limit is None:
         return rows
-    prompts = RolePrompts(pioneer_prompt, roles=tuple(config.roles))
+    prompts = RolePrompts(pioneer_prompt, roles=tuple(config.roles)).loaded()
     check_templates(prompts, rows.column_names)
-    queries = [prompts.render(0, row) for row in rows]
+    queries = prompts.render_rows(0, rows[:])
     chat_template = config.of_agent(0).model.chat_template
     # By any one date, if the template writes it: which rows are left out does not depend on the day.
     lengths = list(map(len, encode(tokenizer_of(config), queries, chat_template, "2000-01-01")))

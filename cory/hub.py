@@ -77,11 +77,13 @@ def model_card(
     rewards = [fingerprint[key] for key in ("reward", "team_reward") if fingerprint.get(key)]
     task += f", reward {markdown(' and '.join(rewards))}"
 
-    prompts = RolePrompts(**fingerprint.get("prompts") or {}, roles=tuple(config.roles))
+    prompts = RolePrompts(roles=tuple(config.roles))  # for the names: no file of theirs is run
+    of_task = fingerprint.get("prompts") or {}
     templates = {}
     for role in range(config.cory.num_roles):
         read = role if config.cory.knowledge_transfer else 0
-        templates[prompts.name(role)] = prompts.template(read)
+        template = prompts.settings(read).prompt or of_task.get("observer" if read else "pioneer")
+        templates[prompts.name(role)] = template or "a function"
 
     code = ["from peft import PeftModel"] if has_adapter else []
     code += ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]

@@ -13,12 +13,9 @@ the function does not apply to this response. A metric gets no `completion_ids`,
 An error that a function raises is not caught here.
 """
 
-import asyncio
 import copy
-import functools
 import inspect
 import math
-import threading
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
@@ -33,6 +30,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from cory.code_files import awaited
 from cory.errors import UserError
 from cory.models.load import LOADING, find, first_line, load_model
 from cory.models.text import special_tokens, without
@@ -245,7 +243,7 @@ def _numbers(
             raise RuntimeError(f"{label} has called sys.exit") from error
     numbers = [
         _checked(label, result, columns, unit)
-        for (label, _), result in zip(functions, _awaited(results), strict=True)
+        for (label, _), result in zip(functions, awaited(results), strict=True)
     ]
     return torch.tensor(numbers, dtype=torch.float32).reshape(len(functions), -1)
 
@@ -279,31 +277,6 @@ def _as_float(value: Any) -> float:
         if not isinstance(value, str | bytes) and not getattr(value, "shape", ()):
             return float(value.item() if hasattr(value, "item") else value)
     return math.nan
-
-
-def _awaited(results: Sequence[Any]) -> list[Any]:
-    """The results, with what the coroutines among them return. These run concurrently."""
-    if not any(map(inspect.isawaitable, results)):
-        return list(results)
-
-    async def awaited(result: Any) -> Any:
-        try:
-            return await result if inspect.isawaitable(result) else result
-        except SystemExit as error:  # would end the loop's thread, for which this one waits
-            raise RuntimeError("an async function has called sys.exit") from error
-
-    async def together() -> list[Any]:
-        return await asyncio.gather(*map(awaited, results))
-
-    return asyncio.run_coroutine_threadsafe(together(), _event_loop()).result()
-
-
-@functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
-    """One for all calls, as HTTP clients stay bound to theirs; in a thread, as a notebook runs its own."""
-    loop = asyncio.new_event_loop()
-    threading.Thread(target=loop.run_forever, daemon=True).start()
-    return loop
 
 
 class Classifier:

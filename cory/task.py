@@ -9,7 +9,7 @@ from typing import Any
 
 import datasets
 
-from cory.checks import check_functions, check_rows
+from cory.checks import check_functions, check_prompt, check_rows
 from cory.config import Config, RoleConfig
 from cory.errors import UserError
 from cory.identity import Models, data_hash, function_name, model_identity, source_hash
@@ -62,6 +62,7 @@ class Task:
 
     def __post_init__(self) -> None:
         check_functions(self.rewards, self.team, self.metrics, self.extract)
+        self.prompts = self.prompts.loaded()
         self.check_rows(self.dataset)
 
     def check_rows(self, dataset: datasets.Dataset) -> None:
@@ -92,21 +93,40 @@ class Task:
             max_new_tokens: of the role's answer.
         """
         if earlier is None:
-            return self.prompts.render_rows(role, columns)
+            return self._rendered(0, columns, None)
         texts = [[without(special, text) for text in responses] for responses in earlier]
         room = math.inf if context is None else context - max_new_tokens
         while True:
-            prompts = self.prompts.render_rows(role, columns, texts)
+            prompts = self._rendered(role, columns, texts)
+            lengths = [len(ids) for ids in encode(prompts)]
             too_long = [
                 row
-                for row, ids in enumerate(encode(prompts))
-                if len(ids) > room and any(of_role[row] for of_role in texts)
+                for row, length in enumerate(lengths)
+                if length > room and any(of_role[row] for of_role in texts)
             ]
             if not too_long:
                 return prompts
+            if self.prompts.function(role) is not None:  # it is called once per row
+                raise UserError(
+                    f"prompt of {self.prompts.name(role)}, row {too_long[0] + 1}: expected at most {room} tokens, so "
+                    f"that its response fits the context, got {lengths[too_long[0]]}"
+                )
             for row in too_long:
                 for of_role in texts:
                     of_role[row] = of_role[row][: len(of_role[row]) // 2]
+
+    def _rendered(
+        self,
+        role: int,
+        columns: Mapping[str, Sequence[Any]],
+        responses: Sequence[Sequence[str]] | None,
+    ) -> list[Any]:
+        """A role's prompts. Raises a UserError if a function has returned something else."""
+        prompts = self.prompts.render_rows(role, columns, responses)
+        if self.prompts.function(role) is not None:
+            for row, prompt in enumerate(prompts):
+                check_prompt(prompt, f"prompt of {self.prompts.name(role)}, row {row + 1}")
+        return prompts
 
     def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
         """The task with the names and prompts that a run's settings give its roles
@@ -129,11 +149,25 @@ class Task:
         return {
             "task": self.kind,
             **self.fingerprint_of_reward(),
-            "prompts": {"pioneer": self.prompts.pioneer, "observer": self.prompts.observer},
+            # Functions are null.
+            "prompts": {
+                role: template if isinstance(template, str) else None
+                for role, template in (
+                    ("pioneer", self.prompts.pioneer),
+                    ("observer", self.prompts.observer),
+                )
+            },
+            "prompts_sha256": self.hash_of_prompts(),
             "dataset_sha256": data_hash(self.dataset),
             "rows": len(self.dataset),
             "row_per_branch": self.row_per_branch,
         }
+
+    def hash_of_prompts(self) -> str:
+        """The hashes of the files of roles' prompts that are functions; empty without any."""
+        functions = [self.prompts.pioneer, self.prompts.observer]
+        hashes = [source_hash(function) for function in functions if not isinstance(function, str)]
+        return "+".join([*hashes, *(loaded.sha256 for loaded in self.prompts.code.values())])
 
     def fingerprint_of_reward(self) -> dict[str, str]:
         """The reward's name and the hash of its source; of several the names with their weights,

@@ -312,8 +312,8 @@ def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Tas
     """
     config = run_config(run)
     templates = dict(read_settings(run)["fingerprint"]["prompts"])
-    for role in ("pioneer", "observer"):
-        if f"{role}_prompt" in changes:
+    for role, template in [*templates.items()]:
+        if template is None or f"{role}_prompt" in changes:
             templates[role] = getattr(task.prompts, role)
     prompts = RolePrompts(**templates, roles=tuple(config.roles))
 
@@ -346,6 +346,9 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
     check_models(models, policy_models(config), str(run))
     check_models(models, task.models(), str(run), chosen=True)
 
+    notes = []
+    if fingerprint["prompts_sha256"] != with_prompts_of(Path(run), task, {}).hash_of_prompts():
+        notes.append(f"{run_label(run)} was trained with another file of the roles' prompts")
     before = {key: value for key, value in fingerprint.items() if "reward" in key}
     now = task.fingerprint_of_reward()
     for key, model in task.models().items():
@@ -357,6 +360,8 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
-    if not changes:
-        return []
-    return [one_line(f"{run_label(run)} was trained on another reward: {'; '.join(changes)}")]
+    if changes:
+        notes.append(
+            one_line(f"{run_label(run)} was trained on another reward: {'; '.join(changes)}")
+        )
+    return notes

@@ -52,6 +52,7 @@ CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's
 HASHED = {
     "fingerprint.reward_sha256": "the file of the reward {reward}",
     "fingerprint.team_reward_sha256": "the file of the team reward {team_reward}",
+    "fingerprint.prompts_sha256": "a file of the roles' prompts",
     "fingerprint.dataset_sha256": "the dataset",
     "fingerprint.held_out_sha256": "the held-out dataset",
 }
