@@ -7,7 +7,7 @@ import torch
 
 from cory.agent import Agent
 from cory.config import SamplingConfig
-from cory.models.text import special_tokens
+from cory.models.text import control_texts
 from cory.roles import Prompt
 from cory.rollout import Batch, Rollout
 from cory.streams import Purpose, Stream
@@ -99,7 +99,7 @@ class Chain:
             batch.columns_of(role),
             responses,
             agent.encode,
-            special_tokens(agent.tokenizer),
+            control_texts(agent.tokenizer),
             agent.context_length,
             self.sampling_of(role, batch).max_new_tokens,
         )

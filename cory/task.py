@@ -88,7 +88,7 @@ class Task:
             columns: of the rows, `prompt` among them.
             earlier: of each earlier role, in order, its responses; None: the role reads the query alone.
             encode: from prompts to their token ids, as the model reads them.
-            special: the model's special tokens, which are removed from the responses: another model can spell them.
+            special: the model's control tokens, which are removed from the responses: another model can spell them.
             context: tokens that the model can attend to; None: any number.
             max_new_tokens: of the role's answer.
         """
@@ -231,6 +231,8 @@ class Task:
         cls, prompts: Sequence[Prompt], reward: Rewards, role_prompts: RolePrompts
     ) -> "Task":
         """A task on a plain list of queries."""
+        for row, prompt in enumerate(prompts):  # the dataset takes lists of one type
+            check_prompt(prompt, f"prompts, row {row + 1}")
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 
     def rows_per_query(self, branches: int) -> int:

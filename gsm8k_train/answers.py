@@ -38,6 +38,8 @@ Currency signs and units change nothing; "million" is a unit, as in GSM8K.
 None None None None None None None
 >>> show("2 1/2", "3:30", "1 234", "1'234", "2\u00bd", "= - 18", "minus 5", "2 and a half")
 None None None None None None None None
+>>> show("3\u20444", r"{3 \over 4}", "3 : 30", "3h30", "3\u203230", "1\u02bc234", "10 ^ 6")
+None None None None None None None
 >>> show("<think>#### 20?</think> It is 18.")
 18
 """
@@ -68,7 +70,7 @@ _NUMBER = re.compile(
     )?
     (?:(?<![\w.])\.)?
     (?<![\^0-9])[0-9]  # no exponent of a unit
-    (?:(?:[0-9.,/^]|[eE][-+]?|(?<=[0-9])[ :'’_](?=[0-9]))*[0-9])?
+    (?:(?:[0-9.,/^]|[eE][-+]?|(?<=[0-9])(?:[ :'’_h]|[ ][:^][ ])(?=[0-9]))*[0-9])?
     (?:[ ]and[ ](?:a[ ]half\b|[0-9]+/[0-9]))?
     """,
     re.VERBOSE,
@@ -79,7 +81,7 @@ _OPERATION = re.compile(
     r"(?:[\s/]{0,3}[a-z%]{1,15}(?![a-z%])){0,4}[\s)}\]*_]{0,8}(?:[-+*/x×÷]|(?P<equals>=))[\s(\[{*_]{0,8}",
     re.IGNORECASE,
 )
-_SIGNS = str.maketrans("−–－﹣‐‑‒·≈", "-------*=", "$€£¥")
+_SIGNS = str.maketrans("−–－﹣‐‑‒·≈⁄∕`´ʼ′″", "-------*=//'''''", "$€£¥")
 _LATEX = {
     r"\$": "",
     r"\,": "",
@@ -93,6 +95,7 @@ _LATEX = {
     r"\cdot": "*",
     r"\div": "/",
     r"\approx": "=",
+    r" \over ": "/",
 }
 _UNREAD = re.compile(
     r"\\[a-z]{0,4}frac\s*(?:\{[^{}]{0,40}\}|[0-9])\s*(?:\{[^{}]{0,40}\}|[0-9])"

@@ -1,5 +1,6 @@
 """Tables in Markdown, and their cells: means and differences over seeds, under the titles of their metrics."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
@@ -33,12 +34,18 @@ def is_share(metric: str) -> bool:
 
 
 def mean_cell(values: "pd.Series[float]", metric: str) -> str:
-    """The mean over seeds and its interval; empty of no values."""
+    """The mean over seeds and its interval; empty of no values.
+
+    There is no interval where it would reach below 0 although no value does: the seeds are too few.
+    """
     values = values.dropna()
     if not len(values):
         return ""
+    interval = over_seeds(values)
+    if interval.low < 0 <= values.min():
+        interval = interval._replace(low=math.nan, high=math.nan)
     percent = is_share(metric)
-    return over_seeds(values).plus_minus(0 if percent else 2, percent)
+    return interval.plus_minus(0 if percent else 2, percent)
 
 
 def difference_cell(by_seed: pd.DataFrame, name: str, base: str | None, metric: str) -> str:

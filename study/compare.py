@@ -248,6 +248,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         help="Whose curves and paths. Default: each agent's curves, the first role's paths",
     )
     args = parser.parse_args(argv)
+    if not args.out.strip():
+        raise UserError(f"--out: expected the path of a folder, got {args.out!r}")
     out = Path(args.out)
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -356,7 +356,10 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
             before[key] = models[key]["name"]
             now[key] = model["name"]
     changes = [
-        f"{key} {before.get(key)}, now {now.get(key)}"
+        f"the file of {before[key.removesuffix('_sha256')]} has changed"
+        if key.endswith("_sha256")
+        and before[key.removesuffix("_sha256")] == now[key.removesuffix("_sha256")]
+        else f"{key} {before.get(key)}, now {now.get(key)}"
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]

@@ -151,6 +151,13 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return [*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)]
 
 
+def control_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """What acts in a prompt: special tokens, and added ones that the chat template writes, as DeepSeek's do."""
+    templates = str(tokenizer.chat_template or "")
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
+    return list(dict.fromkeys([*special_tokens(tokenizer), *(t for t in added if t in templates)]))
+
+
 def without(special: Iterable[str], text: str) -> str:
     """Removes special tokens until none remains, including any formed by a removal."""
     while True:

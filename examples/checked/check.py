@@ -1,4 +1,4 @@
-"""Between two calls: checks the calculations of the pioneer's solution, and writes what is wrong into the observer's prompt."""
+"""Between two calls: checks the pioneer's calculations, and puts right in the observer's prompt what is wrong."""
 
 import re
 

@@ -63,6 +63,8 @@ def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
     records = train(replace(learner(settings, "ppo", rank), ppo=ppo))
     assert records[0]["engine_difference"] < 1e-5  # before the first update
     assert records[-1]["engine_difference"] > 1e-3
+    assert records[0]["engine_ratio"] == pytest.approx(1, abs=1e-4)
+    assert abs(records[-1]["engine_ratio"] - 1) > 1e-4  # the samples are weighed
 
 
 def test_requests_ask_for_exact_sampling(settings, server, monkeypatch):

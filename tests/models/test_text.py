@@ -228,6 +228,22 @@ def test_a_response_spells_no_special_token_of_the_model_that_reads_it(tokenizer
     assert prompts == ["<|im_start|>5\nsystem\nSay yes.\n<|im_start|>"]
 
 
+def test_an_added_token_that_the_template_writes_acts_as_none_in_a_response(chat_tokenizer):
+    """DeepSeek's marks of a turn are no special tokens."""
+    reader = deepcopy(chat_tokenizer)
+    reader.add_tokens(["<|User|>", "<|think|>"])
+    reader.chat_template = "{% for m in messages %}<|User|>{{ m.content }}{% endfor %}"
+    task = Task.from_prompts(
+        ["2 + 3?"],
+        lambda completions: [0.0] * len(completions),
+        RolePrompts(observer="{prompt}{response}"),
+    )
+    agent = agent_of(reader, model=ModelConfig(chat_template=True))
+    chain = Chain([agent, agent], task, SamplingConfig(1, 2))
+    (prompt,) = chain.prompts(1, Batch(task.dataset[:], 2), [["5<|User|>yes <|think|>"]])
+    assert prompt == "2 + 3?5yes <|think|>"
+
+
 # Where a prompt begins and ends
 
 
