@@ -30,6 +30,7 @@ from cory.run.folder import (
 )
 from cory.run.report import NAME
 from cory.run.settings import named, read_settings
+from cory.run.signals import keep_printing
 from cory.run.tables import interval_table
 from cory.settings import as_config, blocks, changed, from_data
 from cory.task_kinds import TaskKind, kind_of_run
@@ -98,6 +99,7 @@ def evaluate(
     )
 
     folder = new_folder(settings.output, evaluation_name(settings.models))
+    keep_printing()  # answers take long, and what reads the output, such as head, may close it
     with locked(folder), filled(folder) as new:
         with warnings.catch_warnings(record=True) as caught:
             records = Evaluator(lineup, columns, settings, device).run(new / RESPONSES)
@@ -135,7 +137,6 @@ def evaluate(
         _write_json(new / "settings.json", asdict(settings))
         _write_json(new / "evaluation.json", content)
     write_evaluation_report(folder)
-    # Last, as what reads the output, such as head, may close it.
     _print_tables(description, _by_run(rows, [run_label(run) for run in lineup.runs]), shown, costs)
     print(f"\nRows and responses are in {folder}; {NAME} shows them with a figure", flush=True)
     return Evaluation(folder, rows)

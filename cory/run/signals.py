@@ -18,8 +18,7 @@ class Signals:
     ends the process.
 
     A terminal that closes sends SIGHUP, and often twice, so one that comes second is passed over.
-    Under `nohup` SIGHUP stays ignored. From now on prints do not raise, as they would once the
-    terminal, or the `tee` that reads them, is gone.
+    Under `nohup` SIGHUP stays ignored.
     """
 
     def __init__(self) -> None:
@@ -27,10 +26,7 @@ class Signals:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        # Now, as a progress bar keeps the stream that it begins with.
-        for name in ("stdout", "stderr"):
-            if not isinstance(getattr(sys, name), _Lenient):
-                setattr(sys, name, _Lenient(getattr(sys, name)))
+        keep_printing()  # now, as a progress bar keeps the stream that it begins with
         # Python lets no other set handlers.
         if threading.current_thread() is threading.main_thread():
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
@@ -55,6 +51,13 @@ class Signals:
             file=sys.stderr,
             flush=True,
         )
+
+
+def keep_printing() -> None:
+    """From now on prints do not raise when the terminal, or the `head` that reads them, is gone."""
+    for name in ("stdout", "stderr"):
+        if not isinstance(getattr(sys, name), _Lenient):
+            setattr(sys, name, _Lenient(getattr(sys, name)))
 
 
 class _Lenient:
