@@ -131,16 +131,16 @@ def test_a_run_without_the_folder_of_an_agent_is_refused(
     assert not Path(settings.output).exists()
 
 
-def test_an_evaluation_is_saved_before_it_is_printed(finished, settings, monkeypatch):
-    """What reads its output, such as head, may close it."""
+def test_an_evaluation_is_saved_although_its_output_is_closed(finished, settings, monkeypatch):
+    """As `2>&1 | head` does."""
 
     class Closed(io.StringIO):
         def write(self, text):
             raise BrokenPipeError
 
     monkeypatch.setattr("sys.stdout", Closed())
-    with pytest.raises(BrokenPipeError):
-        evaluate([finished.folder], finished.task, settings)
+    monkeypatch.setattr("sys.stderr", Closed())
+    evaluate([finished.folder], finished.task, settings)
     files = {"settings.json", "evaluation.json", "responses.jsonl", "report.html"}
     assert only(Path(settings.output)) == files
 
