@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import datasets
-from transformers import PreTrainedTokenizerBase
 
 from cory.checks import check_templates
 from cory.config import Config
 from cory.errors import UserError
 from cory.identity import is_local
-from cory.models.load import find, load_tokenizer
+from cory.models.load import tokenizer_of
 from cory.models.text import encode
 from cory.roles import RolePrompts
 from cory.run.folder import json_object, parse_rows
@@ -81,13 +80,6 @@ def check_held_out(dataset: str, trained: str) -> None:
             "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, trained on "
             f"another split than test, to have held-out rows, got {dataset!r}, split {trained!r}"
         )
-
-
-def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
-    """The first agent's tokenizer, in whose tokens queries are measured."""
-    model = config.of_agent(0).model
-    policy = config.resolve(model.name)
-    return load_tokenizer(policy, find(policy, "model.name", model.revision))
 
 
 def without_long_prompts(

@@ -4,8 +4,9 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from cory.data import check_held_out, load_dataset, tokenizer_of
+from cory.data import check_held_out, load_dataset
 from cory.errors import UserError
+from cory.models.load import tokenizer_of
 from cory.models.text import are_turns, decode
 from cory.parallel.devices import choose_device
 from cory.rewards import Classifier, Reward

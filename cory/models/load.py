@@ -26,7 +26,7 @@ from transformers.activations import GELUTanh, NewGELUActivation
 from transformers.utils import logging
 from transformers.utils.quantization_config import BitsAndBytesConfig
 
-from cory.config import ModelConfig
+from cory.config import Config, ModelConfig
 from cory.errors import UserError
 from cory.identity import is_local
 from cory.models import AVAILABLE
@@ -371,3 +371,10 @@ def first_line(error: Exception) -> str:
     if not lines:
         return type(error).__name__
     return " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+
+
+def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
+    """The first agent's tokenizer, in whose tokens queries are measured."""
+    model = config.of_agent(0).model
+    policy = config.resolve(model.name)
+    return load_tokenizer(policy, find(policy, "model.name", model.revision))
