@@ -7,7 +7,6 @@ import asyncio
 import functools
 import hashlib
 import inspect
-import os
 import re
 import sys
 import threading
@@ -21,6 +20,7 @@ from typing import Any
 
 from cory.config import Config
 from cory.errors import UserError
+from cory.process import is_first
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def announce_files(
     names = [
         name for key, value in named.items() if key not in changed for name in as_list(value or [])
     ]
-    if names and os.environ.get("RANK", "0") == "0":
+    if names and is_first():
         files = ", ".join(name if name.isprintable() else repr(name) for name in names)
         print(f"{run / 'config.yaml'} names code, which runs now: {files}", file=sys.stderr)
 

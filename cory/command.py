@@ -9,7 +9,6 @@ import inspect
 import json
 import os
 import re
-import shlex
 import sys
 import types
 import warnings
@@ -20,6 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
+import cory.process as process
 from cory.code_files import announce_files
 from cory.config import Config
 from cory.errors import UserError, counted
@@ -44,8 +44,6 @@ KEYS_OF_SEVERAL = ("cory.num_agents", "cory.chain_length", "branches")
 LONGEST = 200  # letters of a name, of 255 bytes that file systems take
 # What PEFT and torch say of their own calls.
 IGNORED_WARNINGS = (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor")
-
-from_command_line = False  # whether this process has read its settings from its command line
 
 
 def main(work: Callable[[], None]) -> None:
@@ -88,22 +86,12 @@ def _end_process_group() -> None:
     os._exit(0)
 
 
-def invocation() -> str:
-    """The program of this process, without its arguments, as it is typed: `python imdb_train/cory.py`, ..."""
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m MODULE`
-    if spec and spec.origin == sys.argv[0]:
-        return f"{start} -m {spec.name.removesuffix('.__main__')}"
-    return f"{start} {shlex.quote(sys.argv[0])}"
-
-
 class Arguments(argparse.ArgumentParser):
     """argparse's parser: `--help` shows `description`, a module's docstring, verbatim; mistakes raise a UserError."""
 
     def __init__(self, description: str | None, **options: Any) -> None:
         super().__init__(
-            prog=invocation(),
+            prog=process.invocation(),
             description=description,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
@@ -225,9 +213,8 @@ def read_config(
     Raises a UserError, by the key: a file is missing or not YAML, a key is unknown, a value is of another type or out
     of range, values contradict each other, the tracker is not installed.
     """
-    global from_command_line
     if argv is None:
-        from_command_line = True
+        process.from_command_line = True
         argv = sys.argv[1:]
     config, file, changed = _read_line(kind, default, argv, single_agent)
     name = run_name(_setting_name(file, prefix), changed)
@@ -236,7 +223,7 @@ def read_config(
             f"tracker: expected the package {config.tracker} to be installed, got none. "
             f"Install it (pip install {config.tracker}), or train without: --tracker none"
         )
-    if os.environ.get("RANK", "0") == "0":
+    if process.is_first():
         _announce(config, name)
         if file is not None and _is_of_run(file):
             announce_files(file.parent, config, changed, callbacks=True)

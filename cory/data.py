@@ -7,7 +7,6 @@ of a text such as 2026-01-31 in JSON, and a number of 007 in CSV; these are read
 import csv
 import gzip
 import json
-import os
 import re
 import sys
 from bisect import bisect
@@ -23,6 +22,7 @@ from cory.errors import UserError
 from cory.identity import is_local
 from cory.models.load import tokenizer_of
 from cory.models.text import encode
+from cory.process import is_first
 from cory.roles import RolePrompts
 from cory.run.folder import json_object, parse_rows
 
@@ -107,7 +107,7 @@ def without_long_prompts(
         raise UserError(
             f"task.max_prompt_tokens: expected at least {min(lengths)}, the tokens of the shortest prompt, got {limit}"
         )
-    if len(short) < len(rows) and os.environ.get("RANK", "0") == "0":
+    if len(short) < len(rows) and is_first():
         print(
             f"task.max_prompt_tokens: {len(rows) - len(short)} of {len(rows)} prompts are longer than {limit} tokens "
             f"(the longest {max(lengths)}) and are left out",

@@ -11,124 +11,18 @@ import json
 import re
 import shutil
 import tempfile
-import textwrap
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from huggingface_hub import HfApi, ModelCard, ModelCardData
+from huggingface_hub import HfApi
 
 from cory.command import Arguments, main
-from cory.config import Config
-from cory.errors import UserError, counted
-from cory.identity import is_local
-from cory.roles import RolePrompts
+from cory.errors import UserError
+from cory.run.card import base_of, is_adapter, model_card
 from cory.run.folder import agent_index, finished_iterations, run_agents
 from cory.run.settings import named, read_settings
-from cory.run.tables import markdown, one_line, printable
-from cory.settings import yaml_text
+from cory.run.tables import one_line
 from cory.task_kinds import run_config
-
-PAPER = "https://arxiv.org/abs/2410.06101"
-
-
-def model_card(
-    agents: Mapping[str, Path],
-    config: Config,
-    fingerprint: Mapping[str, Any],
-    iterations: int,
-    repository: str | None = None,
-) -> str:
-    """A README.md for saved agents. It names no path of this machine; texts in it act neither as Markdown nor as HTML.
-
-    Args:
-        agents: their folders, by name.
-        config: the run's settings.
-        fingerprint: of the run's config.yaml.
-        iterations: that were done.
-        repository: user/name, whose subfolders the agents are. None: the card is for the folder of a single agent.
-    """
-    has_adapter = any(map(_is_adapter, agents.values()))
-    origins = []
-    on_hub: dict[str, None] = {}  # each once
-    for agent in agents:
-        base, is_folder = _base(agent, config)
-        how = "trained from" if config.is_trained(agent_index(agent)) else "not trained, a copy of"
-        where = " (a local folder, not on the Hub)" if is_folder else ""
-        origins.append(f"* {agent}: {how} {markdown(base)}{where}")
-        if not is_folder:
-            on_hub[base] = None
-    header = ModelCardData(
-        base_model=list(on_hub) or None,
-        library_name="peft" if has_adapter else "transformers",
-        pipeline_tag="text-generation",
-        tags=["cory", config.algorithm, "reinforcement-learning"],
-    )
-
-    method = f"{config.method()} ([paper]({PAPER})), {counted(iterations, 'iteration')}"
-    if config.cory.num_roles > 1:
-        method += f", credit {config.cory.credit}, weight {config.cory.weight:g}"
-
-    task = f"{markdown(str(fingerprint.get('rows')))} rows"
-    dataset = getattr(getattr(config, "task", None), "dataset", None)
-    if dataset:
-        task += f" of {markdown(Path(dataset).name)}"
-    rewards = [fingerprint[key] for key in ("reward", "team_reward") if fingerprint.get(key)]
-    task += f", reward {markdown(' and '.join(rewards))}"
-
-    prompts = RolePrompts(roles=tuple(config.roles))  # for the names: no file of theirs is run
-    of_task = fingerprint.get("prompts") or {}
-    templates = {}
-    for role in range(config.cory.num_roles):
-        read = role if config.cory.knowledge_transfer else 0
-        template = prompts.settings(read).prompt or of_task.get("observer" if read else "pioneer")
-        templates[prompts.name(role)] = template or "a function"
-
-    code = ["from peft import PeftModel"] if has_adapter else []
-    code += ["from transformers import AutoModelForCausalLM, AutoTokenizer", ""]
-    for agent, folder in agents.items():
-        code += _loading(agent, folder, config, repository)
-    parts = [
-        f"# {repository or next(iter(agents))}",
-        "\n".join(origins),
-        f"Method: {method}.",
-        f"Task: {task}.",
-        "## Load",
-        "\n".join(["```python", *code, "```"]),
-        "## Prompts of the roles",
-        # Indented code, as no text in it ends it.
-        textwrap.indent(printable(yaml_text(templates)), "    "),
-    ]
-    text = "\n\n".join(parts)
-    return str(ModelCard(f"---\n{header.to_yaml()}\n---\n\n{text}\n"))
-
-
-def _base(agent: str, config: Config) -> tuple[str, bool]:
-    """The model that an agent started from: a Hub id, or the name of a local folder; and whether it is the latter."""
-    name = config.of_agent(agent_index(agent)).model.name
-    is_folder = is_local(name) or Path(config.resolve(name)).is_dir()
-    return Path(name).name if is_folder else name, is_folder
-
-
-def _is_adapter(agent: Path) -> bool:
-    return (agent / "adapter_config.json").exists()
-
-
-def _loading(agent: str, folder: Path, config: Config, repository: str | None) -> list[str]:
-    """Lines of Python that load an agent and its tokenizer."""
-    where = f'"{repository}", subfolder="{agent}"' if repository else f'"path/to/{agent}"'
-    tokenizer = f"{agent.replace('agent', 'tokenizer')} = AutoTokenizer.from_pretrained({where})"
-    if not _is_adapter(folder):
-        return [f"{agent} = AutoModelForCausalLM.from_pretrained({where})", tokenizer]
-    name, is_folder = _base(agent, config)
-    base = json.dumps(f"path/to/{name}" if is_folder else name)
-    dtype = config.of_agent(agent_index(agent)).model.dtype
-    return [
-        f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="{dtype}")',
-        f"{agent} = PeftModel.from_pretrained(base, {where})",
-        tokenizer,
-    ]
 
 
 def write_folder(folder: Path, run: Path, repository: str) -> None:
@@ -142,7 +36,7 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
     agents = {path.name: path for path in run_agents(run).values()}
     for agent, saved in agents.items():
         model = config.of_agent(agent_index(agent)).model
-        if _is_adapter(saved):
+        if is_adapter(saved):
             base, tokenizer = load_policy(replace(model, name=config.resolve(model.name)))
             adapter_tokenizer(saved, attach(base, saved), tokenizer)
         else:
@@ -156,7 +50,7 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
         file = folder / agent / "adapter_config.json"
         if file.exists():  # it names the base by its path on this machine
             settings = json.loads(file.read_text(encoding="utf-8"))
-            settings["base_model_name_or_path"], _ = _base(agent, config)
+            settings["base_model_name_or_path"], _ = base_of(agent, config)
             file.write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 

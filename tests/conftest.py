@@ -155,7 +155,7 @@ def command(monkeypatch, capsys):
 
     def run(program, *argv) -> Ended:
         monkeypatch.setattr(sys, "argv", [str(program), *map(str, argv)])
-        monkeypatch.setattr("cory.command.from_command_line", False)
+        monkeypatch.setattr("cory.process.from_command_line", False)
         # Else Weights & Biases, where it has run, takes the status for that of the tests.
         monkeypatch.setattr(sys, "exit", EXIT)
         capsys.readouterr()

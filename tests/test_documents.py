@@ -97,7 +97,7 @@ def help_of(program: str) -> str:
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setattr(sys, "argv", [program, "--help"])
-        patch.setattr("cory.command.from_command_line", False)
+        patch.setattr("cory.process.from_command_line", False)
         with suppress(SystemExit):
             if program.endswith(".py"):
                 runpy.run_path(str(ROOT / program), run_name="__main__")

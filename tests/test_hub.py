@@ -15,9 +15,10 @@ from markdown_it import MarkdownIt
 from cory.build import make_agents
 from cory.config import AgentConfig, LoraConfig, ModelConfig, RoleConfig
 from cory.errors import UserError
-from cory.hub import model_card, upload
+from cory.hub import upload
 from cory.models.load import load_policy
 from cory.roles import RolePrompts
+from cory.run.card import model_card
 from cory.task import Task
 from cory.trainer import CoryTrainer
 

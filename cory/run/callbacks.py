@@ -15,11 +15,11 @@ from tqdm import tqdm
 from cory.agent import Agent
 from cory.chain import Chain, role_generators
 from cory.errors import counted
-from cory.hub import model_card
 from cory.iteration import Iteration
 from cory.rewards import score_rollouts, score_team
 from cory.rollout import Batch
 from cory.run.callback import Callback, Trainer
+from cory.run.card import model_card
 from cory.run.folder import BEST, SUMMARY, Run, filled, write_text
 from cory.run.held_out import HeldOut, held_out_rewards, sum_of_rewards
 from cory.run.measure import MEANING, NUM_QUERIES, describe, peak_memory_mb

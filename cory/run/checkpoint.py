@@ -25,7 +25,7 @@ from pydantic import NonNegativeInt, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-import cory.command as command
+import cory.process as process
 from cory.agent import Agent
 from cory.config import Config
 from cory.errors import NotFinite, UserError
@@ -339,8 +339,8 @@ def _new_run(run: Path, config: Config) -> str:
 
 def resume_command(run: Path) -> str:
     """How to continue a run: the command, or the setting if this process was started from Python code."""
-    if command.from_command_line:
-        return f"{command.invocation()} --resume {shlex.quote(str(run))}"
+    if process.from_command_line:
+        return f"{process.invocation()} --resume {shlex.quote(str(run))}"
     return f"config.resume = {str(run)!r}"
 
 
