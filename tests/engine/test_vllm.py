@@ -15,6 +15,7 @@ import torch
 from engine_runs import learner, train
 
 from cory.build import make_agents
+from cory.models.vllm import Engine
 
 PYTHON = os.environ.get("CORY_VLLM", "")
 pytestmark = pytest.mark.skipif(not PYTHON, reason="CORY_VLLM names no Python with vLLM")
@@ -77,6 +78,36 @@ def test_twenty_iterations_sample_from_the_weights_of_each(settings, algorithm, 
     records = train(learner(settings, algorithm, rank))
     differences = [record["engine_difference"] for record in records]
     assert len(differences) == 40 and max(differences) < 1e-4
+
+
+@pytest.mark.parametrize("correction", ["sequence_mask", "none"])
+def test_samples_of_weights_one_update_old_are_weighed(settings, monkeypatch, correction):
+    """The server gets each agent's adapter one update late."""
+    hand_over, kept = Engine._hand_over, {}
+
+    def late(engine, agent, policy):
+        adapter = {n: p for n, p in policy.named_parameters() if f".{agent}." in n}
+        current = {name: weight.detach().clone() for name, weight in adapter.items()}
+        for name, weight in kept.get(agent, current).items():
+            adapter[name].data.copy_(weight)
+        served = hand_over(engine, agent, policy)
+        for name, weight in current.items():
+            adapter[name].data.copy_(weight)
+        kept[agent] = current
+        return served
+
+    monkeypatch.setattr(Engine, "_hand_over", late)
+    sampling = replace(settings.sampling, engine_correction=correction)
+    ppo = replace(settings.ppo, learning_rate=1e-3)
+    config = replace(settings, sampling=sampling, ppo=ppo, iterations=5)
+    records = train(learner(config, "ppo", 4))
+    late_records = [record for record in records if record["iteration"] > 0]
+    assert all(record["engine_difference"] > 1e-4 for record in late_records)
+    ratios = [record["engine_ratio"] for record in late_records]
+    if correction == "none":
+        assert ratios == [1.0] * len(ratios)
+    else:
+        assert all(0.5 < ratio < 2 and ratio != 1 for ratio in ratios)
 
 
 def test_tokens_are_drawn_with_the_probabilities_of_the_policy(settings):
