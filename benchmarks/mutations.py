@@ -58,7 +58,7 @@ FAULTS = [
     ),
     Fault(
         "first_response_read", "cory/roles.py",
-        'values["response"] = responses[-1]', 'values["response"] = responses[0]',
+        '[*responses.values()][-1]', '[*responses.values()][0]',
         f"tests/test_roles.py {METHOD}",
     ),
     Fault(
