@@ -10,6 +10,14 @@ import pytest
 from conftest import ROOT
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
+# Its reward for lengths, as docs/learners.md has it: of four tokens, and of all eight.
+OVERLONG = """
+from trl.rewards import get_soft_overlong_punishment
+from cory.rewards import score_by_function
+reward = get_soft_overlong_punishment(max_completion_len=8, soft_punish_cache=4)
+columns = {"completion_ids": [[1] * 4, [1] * 8]}
+print((score_by_function([reward], ["a"] * 2, ["b"] * 2, columns).total + 0.0).tolist())
+"""
 SIZES = ["--iterations=2", "--ppo.batch_size=8", "--ppo.mini_batch_size=8"]
 
 
@@ -56,3 +64,11 @@ def test_a_pair_trains_beside_the_newest_trl(tmp_path):
     version = metadata.name.removeprefix("trl-").removesuffix(".dist-info")
     assert int(version.split(".")[0]) >= 1
     check([packages, SITE_PACKAGES], tmp_path, version)
+    path = os.pathsep.join(map(str, [ROOT, packages, SITE_PACKAGES]))
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", OVERLONG],
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["[0.0,", "-1.0]"], done.stderr[-2000:]
