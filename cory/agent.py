@@ -260,7 +260,7 @@ class Agent:
 
     def _mark_engine_outdated(self) -> None:
         if self.engine is not None:
-            self.engine.outdated(self.name)
+            self.engine.mark_outdated(self.name)
 
     def restart(self) -> None:
         """Resets optimizer state, KL coefficient and reward moments (`cory.reset_every`)."""

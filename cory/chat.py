@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cory.code_files import announce_files
+from cory.code_files import announce_files, announce_prompts
 from cory.command import Arguments, main
 from cory.config import Config
 from cory.errors import UserError
@@ -41,6 +41,7 @@ class Chat:
         self.config = run_config(run).on(device)
         agents = list(agent_sources(run, self.config, {}).values())
         announce_files(run, self.config, set())
+        announce_prompts(run, self.config)
         self.task = with_prompts_of(run, kind.make_task(self.config), {})
         for note in check_run(run, self.config, self.task):
             print(f"Note: {note}", file=sys.stderr)

@@ -213,7 +213,9 @@ def _check_answers(
 
     # Prompts leave room for the shortest limit, so that the answer has room in every iteration.
     limit = prompts.settings(1).max_new_tokens or config.sampling.min_new_tokens
-    rendered = prompts.render_rows(1, dataset[:], [[""] * len(answers)])
+    rendered = dataset["prompt"][:]
+    if prompts.function(1) is None:  # it is called when there is something to read
+        rendered = prompts.render_rows(1, dataset[:], [[""] * len(answers)])
     for agent in agents:
         for row, ids in enumerate(agent.encode_responses(rendered, answers)):
             if len(ids) > limit:

@@ -63,9 +63,9 @@ def load_code(key: str, full_name: str) -> Loaded:
     return Loaded(value, f"{path.name}:{name}", sha256)
 
 
-def is_code(text: Any) -> bool:
+def is_code(text: str) -> bool:
     """Whether a template is none, but the name of a function: FILE.py:NAME."""
-    return isinstance(text, str) and re.fullmatch(r"[^{}\n]+\.py:\w+", text) is not None
+    return re.fullmatch(r"[^{}\n]+\.py:\w+", text) is not None
 
 
 def as_list(names: list[str] | str) -> list[str]:
@@ -73,10 +73,16 @@ def as_list(names: list[str] | str) -> list[str]:
     return [names] if isinstance(names, str) else names
 
 
+def announce_prompts(run: Path, config: Config) -> None:
+    """Says which files' code the prompts of a run's roles name, before it is run."""
+    prompts = [role.prompt for role in config.roles if role.prompt and is_code(role.prompt)]
+    _announce(run, prompts)
+
+
 def announce_files(
     run: Path, config: Config, changed: Container[str], callbacks: bool = False
 ) -> None:
-    """Says which files' code a run's config.yaml names, before it is run.
+    """Says which files' code a run's config.yaml names, but for prompts, before it is run.
 
     Args:
         config: the run's settings, with what the command line changes.
@@ -87,11 +93,18 @@ def announce_files(
     named = {f"task.{key}": getattr(task, key) for key in getattr(task, "FUNCTIONS", ())}
     if callbacks:
         named["callbacks"] = config.callbacks
-    prompts = [role.prompt for role in config.roles if is_code(role.prompt)]
-    named["roles"] = [prompt for prompt in prompts if prompt is not None]
-    names = [
-        name for key, value in named.items() if key not in changed for name in as_list(value or [])
-    ]
+    _announce(
+        run,
+        [
+            name
+            for key, value in named.items()
+            if key not in changed
+            for name in as_list(value or [])
+        ],
+    )
+
+
+def _announce(run: Path, names: Sequence[str]) -> None:
     if names and is_first():
         files = ", ".join(name if name.isprintable() else repr(name) for name in names)
         print(f"{run / 'config.yaml'} names code, which runs now: {files}", file=sys.stderr)

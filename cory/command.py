@@ -1,7 +1,8 @@
 """Flags and YAML files to settings, and how a command ends. Importing this does not import torch.
 
 argparse reads flags, PyYAML's safe loader reads files, pydantic judges the values (`cory/settings.py`). A configuration
-is data: nothing that it names is imported or run, but the FILE.py:NAME of its rewards, metrics and callbacks, later.
+is data: nothing that it names is imported or run, but the FILE.py:NAME of rewards, metrics, prompts and callbacks,
+later.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import cory.process as process
-from cory.code_files import announce_files
+from cory.code_files import announce_files, announce_prompts
 from cory.config import Config
 from cory.errors import UserError, counted
 from cory.run.folder import run_label, short_labels
@@ -227,6 +228,8 @@ def read_config(
         _announce(config, name)
         if file is not None and _is_of_run(file):
             announce_files(file.parent, config, changed, callbacks=True)
+            if "roles" not in changed:
+                announce_prompts(file.parent, config)
     return config, name
 
 

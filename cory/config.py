@@ -215,7 +215,7 @@ class RoleConfig(Settings):
     stop: list[NotEmpty] | None = None
 
     def sampling(self, common: "SamplingConfig") -> "SamplingConfig":
-        """How this role's responses are sampled after training, where `common` is for all roles."""
+        """How this role's responses are sampled, where `common` is for all roles."""
         return replace(
             common,
             max_new_tokens=self.max_new_tokens or common.max_new_tokens,
@@ -447,8 +447,8 @@ class Config(Settings):
             divisions by standard deviation and length), `dapo` (GRPO with a mean over the tokens of the batch, without
             responses that were cut), `gspo` (GRPO with one ratio for each response), `rloo` or `reinforce`:
             docs/learners.md.
-        group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 4 for GRPO, Dr. GRPO,
-            DAPO and RLOO, else 1.
+        group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 1 for PPO and
+            REINFORCE, else 4.
         branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has
             ppo.batch_size / branches responses: docs/learners.md.
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,

@@ -36,7 +36,6 @@ class Rollout:
         agent: name of the agent.
         role: name of its role in the chain.
         finished: of each row, whether its response ended by itself, and was not cut at its limit.
-            Only DAPO's learner needs it.
     """
 
     prompts: list[Any]

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cory.code_files import announce_prompts
 from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
 from cory.identity import check_models, policy_models
@@ -170,6 +171,8 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
             f"only: expected one of the runs {list(map(str, runs))}, got {settings.only!r}"
         )
 
+    for run, config in runs.items():
+        announce_prompts(run, config)  # they are loaded with the runs' tasks
     # The first run decides on base, prompts, sampling and eta.
     if runs:
         first_run, config = next(iter(runs.items()))

@@ -24,7 +24,7 @@ from cory.learners.algorithms import (
 )
 from cory.learners.learner import Learner, make_optimizer
 from cory.learners.losses import LossTerms, total
-from cory.learners.records import BatchSizes, Evaluation, Experience, ForwardPass, Targets
+from cory.learners.records import BatchSizes, Experience, ForwardPass, OldPolicy, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.parallel.devices import to_device
@@ -101,7 +101,7 @@ class GroupLearner(Learner):
         )
 
     def targets(
-        self, old: Evaluation, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """An advantage for each response, the same at all its tokens."""
         sizes = [len(rollout.completions) for rollout in rollouts]

@@ -36,9 +36,9 @@ from cory.learners.losses import LossTerms
 from cory.learners.memory import PassSize, recompute_in_eval
 from cory.learners.records import (
     BatchSizes,
-    Evaluation,
     Experience,
     ForwardPass,
+    OldPolicy,
     Step,
     Targets,
     UpdateStats,
@@ -107,7 +107,7 @@ class Learner(ABC):
 
     @abstractmethod
     def targets(
-        self, old: Evaluation, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """Advantages, and what else the loss needs, from the (batch,) training rewards of all
         rollouts together.
@@ -222,7 +222,7 @@ class Learner(ABC):
         response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
         return window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
 
-    def _evaluate_old(self, batch: Window) -> Evaluation:
+    def _evaluate_old(self, batch: Window) -> OldPolicy:
         """The batch under the current policy; with the pass and its graph, if the batch is one
         micro-batch: the weights have not changed before the first optimizer step, and it reads the
         rows in the same order.
@@ -232,7 +232,7 @@ class Learner(ABC):
         if not fits or self.ppo.gradient_accumulation_steps > 1:
             return self.compare_with_reference(batch)
 
-        old = Evaluation.zeros(batch)
+        old = OldPolicy.zeros(batch)
         (indices,) = batch.by_length(len(batch.input_ids))
         rows = batch.select(indices)
         old.first_pass = self.forward(rows)
@@ -240,9 +240,9 @@ class Learner(ABC):
         return old
 
     @torch.no_grad()
-    def compare_with_reference(self, batch: Window) -> Evaluation:
+    def compare_with_reference(self, batch: Window) -> OldPolicy:
         """The batch under the current policy, and its KL to the reference."""
-        old = Evaluation.zeros(batch)
+        old = OldPolicy.zeros(batch)
         rows_at_a_time = self._evaluation_rows(batch)
         for indices in batch.by_length(rows_at_a_time):
             rows = batch.select(indices)
@@ -269,7 +269,7 @@ class Learner(ABC):
     @torch.no_grad()
     def _fill(
         self,
-        old: Evaluation,
+        old: OldPolicy,
         indices: list[int],
         rows: Window,
         policy: ForwardPass,
@@ -550,7 +550,7 @@ def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
 
 
 def _rollout_means(
-    old: Evaluation, mask: Tensor, rollouts: Sequence[Rollout]
+    old: OldPolicy, mask: Tensor, rollouts: Sequence[Rollout]
 ) -> list[tuple[float, float]]:
     """Of each rollout, over the rows of all processes: the mean KL of a response to the reference, and its mean
     length in tokens.

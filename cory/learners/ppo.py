@@ -23,7 +23,7 @@ from cory.errors import UserError
 from cory.learners import losses
 from cory.learners.learner import Learner, make_optimizer
 from cory.learners.losses import LossTerms
-from cory.learners.records import BatchSizes, Evaluation, Experience, ForwardPass, Targets
+from cory.learners.records import BatchSizes, Experience, ForwardPass, OldPolicy, Targets
 from cory.models import window
 from cory.models.lora import LanguageModel
 from cory.parallel import distributed
@@ -101,7 +101,7 @@ class PPOLearner(Learner):
         self.trainer = trainer
 
     def targets(
-        self, old: Evaluation, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
+        self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
         """GAE on token rewards, whitened within each role: what one role earns more than another is no advantage."""
         kl_coef = self.kl_controller.value

@@ -34,7 +34,7 @@ class BatchSizes(NamedTuple):
 
 
 @dataclass
-class Evaluation:
+class OldPolicy:
     """Rows under the policy that sampled them.
 
     `kl` is that of each response token to the reference. `first_pass`: the pass with its graph that
@@ -48,7 +48,7 @@ class Evaluation:
     first_pass: ForwardPass | None = None
 
     @classmethod
-    def zeros(cls, window: Window) -> "Evaluation":
+    def zeros(cls, window: Window) -> "OldPolicy":
         """Zeros, to be filled in."""
         logprobs, ref_logprobs, values, kl = torch.zeros(
             4, *window.response_mask.shape, device=window.input_ids.device
@@ -83,7 +83,7 @@ class Experience:
     """
 
     window: Window
-    old: Evaluation
+    old: OldPolicy
     targets: Targets
     weights: Tensor
 
@@ -101,7 +101,7 @@ class Experience:
         targets = self.targets
         return Experience(
             window,
-            Evaluation(
+            OldPolicy(
                 logprobs=old.logprobs[tokens],
                 ref_logprobs=old.ref_logprobs[tokens],
                 values=old.values[tokens],

@@ -32,8 +32,6 @@ PROMPTS_PER_REQUEST = 1000  # vLLM takes 1,024
 SECONDS_TO_CONNECT = 5
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-rank
 CACHE_RESETS = 50  # tries to empty the server's cache, in 5 seconds
-# Mean difference of log-probabilities, nats a token, above which the engine must have other
-# weights.
 
 
 class Engine:
@@ -92,7 +90,7 @@ class Engine:
         self.temporary = tempfile.TemporaryDirectory(prefix="cory-engine-")
         self.folder = Path(self.temporary.name)
 
-    def outdated(self, agent: str) -> None:
+    def mark_outdated(self, agent: str) -> None:
         """Notes that an agent's weights have changed, so that the server gets them before the agent answers again."""
         self.current.discard(agent)
 
