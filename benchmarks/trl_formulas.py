@@ -233,10 +233,11 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
     from benchmarks.shapes import word_tokenizer
     from cory.config import Config, PPOConfig, SamplingConfig
     from cory.learners.engine import compare_samples
-    from cory.learners.group import GroupLearner, WindowPolicy
+    from cory.learners.group import GroupLearner
     from cory.learners.records import Experience
     from cory.models import window
     from cory.models.text import pad_token
+    from cory.models.window import WindowPolicy
     from cory.rollout import Rollout
 
     size = len(LENGTHS)

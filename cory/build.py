@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 from cory.agent import Agent
 from cory.config import AlgorithmName, Config, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.group import GroupLearner
 from cory.learners.learner import Learner
 from cory.models.load import load_policy
 from cory.models.lora import LanguageModel, activate, add_adapter
 from cory.models.vllm import Engine
+from cory.models.window import WindowPolicy
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import choose_device, configure
 from cory.streams import Purpose, Stream

@@ -25,34 +25,9 @@ from cory.learners.algorithms import (
 from cory.learners.learner import Learner, make_optimizer
 from cory.learners.losses import LossTerms, total
 from cory.learners.records import BatchSizes, Experience, ForwardPass, OldPolicy, Targets
-from cory.models import window
-from cory.models.lora import LanguageModel
+from cory.models.window import WindowPolicy
 from cory.parallel.devices import to_device
 from cory.rollout import Rollout
-
-
-class WindowPolicy(torch.nn.Module):
-    """A policy, evaluated in the response window; no values."""
-
-    def __init__(self, pretrained_model: LanguageModel) -> None:
-        super().__init__()
-        self.pretrained_model = pretrained_model
-
-    def forward(
-        self,
-        input_ids: Tensor,
-        mask: Tensor | None,
-        position_ids: Tensor,
-        width: int,
-        index: Tensor | None = None,
-    ) -> tuple[Tensor, None]:
-        """Logits (batch, R, vocabulary), float32, at the last `width` positions, or at those of
-        `index`. See `window.forward`.
-        """
-        logits, _ = window.forward(
-            self.pretrained_model, input_ids, mask, position_ids, width, index=index
-        )
-        return logits.float(), None
 
 
 class GroupLearner(Learner):

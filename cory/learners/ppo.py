@@ -9,6 +9,7 @@ Only this file knows TRL.
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -50,20 +51,9 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         # TRL's own loading sets it, which we do without.
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        mask: Tensor | None,
-        position_ids: Tensor,
-        width: int,
-        index: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Logits (batch, R, vocabulary) and values (batch, R), float32, at the last `width`
-        positions, or at those of `index`. See `window.forward`.
-        """
-        logits, hidden = window.forward(
-            self.pretrained_model, input_ids, mask, position_ids, width, index=index
-        )
+    def forward(self, *inputs: Any) -> tuple[Tensor, Tensor]:
+        """Logits (rows, R, vocabulary) and values (rows, R), float32. `inputs`: those of `PassInputs`."""
+        logits, hidden = window.forward(self.pretrained_model, *inputs)
         values = self.v_head(hidden).squeeze(-1).float()  # Eq. 10
         return logits.float(), values
 

@@ -97,7 +97,7 @@ def read_stems(
     cache = KeysAndValues(config=model.config)
     is_padded = len(set(map(len, rows))) > 1
     whole = whole_mask(model, mask, ids.shape[1], is_padded)
-    forward(model, ids, whole, (mask.cumsum(1) - 1).clamp(min=0), 1, cache)
+    forward(model, ids, whole, (mask.cumsum(1) - 1).clamp(min=0), 1, cache=cache)
     copies = to_device(torch.tensor([rows[stem] for stem in stems]), device)
     cache.batch_select_indices(copies)
     return Stems(
@@ -127,7 +127,7 @@ def response_logits(
     whole = whole_mask(model, mask, batch.input_ids.shape[1], is_padded)
     width = batch.response_ids.shape[1]
     cache = None if stems is None else stems.cache
-    return forward(model, batch.input_ids, whole, positions, width, cache)[0]
+    return forward(model, batch.input_ids, whole, positions, width, cache=cache)[0]
 
 
 class Layout(NamedTuple):

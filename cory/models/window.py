@@ -196,8 +196,8 @@ def forward(
     attention_mask: Tensor | None,
     position_ids: Tensor,
     width: int,
-    cache: DynamicCache | None = None,
     index: Tensor | None = None,
+    cache: DynamicCache | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that
     they come from.
@@ -246,3 +246,16 @@ class PassInputs(NamedTuple):
     position_ids: Tensor
     width: int
     predicting: Tensor | None = None
+
+
+class WindowPolicy(nn.Module):
+    """A policy, evaluated in the response window; no values."""
+
+    def __init__(self, pretrained_model: nn.Module) -> None:
+        super().__init__()
+        self.pretrained_model = pretrained_model
+
+    def forward(self, *inputs: Any) -> tuple[Tensor, None]:
+        """Logits (rows, R, vocabulary), float32. `inputs`: those of `PassInputs`."""
+        logits, _ = forward(self.pretrained_model, *inputs)
+        return logits.float(), None

@@ -6,7 +6,8 @@ from conftest import make_gpt2
 from ragged import rollout_of
 
 from cory.config import Config, PPOConfig, SamplingConfig
-from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.group import GroupLearner
+from cory.models.window import WindowPolicy
 
 LONGEST, GROUP = 12, 4
 

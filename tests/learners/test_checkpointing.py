@@ -6,9 +6,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from cory.config import Config, PPOConfig
 from cory.errors import UserError
-from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.group import GroupLearner
 from cory.learners.memory import recompute_in_eval
 from cory.models import window
+from cory.models.window import WindowPolicy
 
 IDS = {"vocab_size": 320, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MODELS = {

@@ -12,11 +12,12 @@ from cory.build import make_agents
 from cory.config import Config, SamplingConfig
 from cory.evaluation.answer import respond
 from cory.learners import losses
-from cory.learners.group import GroupLearner, WindowPolicy
+from cory.learners.group import GroupLearner
 from cory.learners.ppo import PolicyWithValueHead, PPOLearner
 from cory.models import window
 from cory.models.sample import sample
 from cory.models.text import pad_token
+from cory.models.window import WindowPolicy
 from cory.streams import Purpose, Stream
 
 CPU = torch.device("cpu")
