@@ -4,9 +4,10 @@ VENV ?= .venv
 RUN = $(VENV)/bin/python
 # For test-pythons: the interpreters, and what runs under each.
 PYTHONS ?= python3.12 python3.13
+SCALE ?= paper
 SHORT = tests/learners tests/models tests/test_config.py tests/test_credit.py tests/test_method.py
 
-.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons test-all notebook docs tables check-results lint dist clean
+.PHONY: imdb imdb-ppo gsm8k gsm8k-ppo test test-slow test-pythons test-all notebook docs tables paper check-results lint dist clean
 
 imdb: $(VENV)/.installed      ## CORY on IMDB, toy setting: minutes on two CPU cores
 	$(RUN) imdb_train/cory.py
@@ -39,6 +40,9 @@ tables: $(VENV)/.installed    ## writes the tables of README, docs and results f
 
 check-results: $(VENV)/.installed  ## repeats the first records of every folder of results that keeps its first run
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(RUN) -m results.check
+
+paper: $(VENV)/.installed     ## the paper's IMDB experiment, on a GPU, with models of the Hub; SCALE=gpt2 for a smaller card, FLAGS=--dry-run shows the commands
+	$(RUN) -m study.experiment configs/experiments/imdb_table1.yaml --scale $(SCALE) --jobs 1 --discard-agents --out results/imdb_table1_$(SCALE) $(FLAGS)
 
 test-pythons:                 ## $(SHORT) under each of $(PYTHONS) that PATH has, in .venv-3.12, .venv-3.13; torch is a large download
 	@failed=; for python in $(PYTHONS); do \
