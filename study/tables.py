@@ -23,10 +23,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+import pandas as pd
+
 from cory.command import Arguments, main
 from cory.errors import UserError
 from cory.run.folder import write_text
-from study import held_out
+from study import credit, held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
 from study.differences import HELD_OUT, differences
@@ -162,6 +164,9 @@ KINDS: dict[str, Callable[..., Rows]] = {
 }
 
 
+AUDIT = "credit_audit"  # of the rows of study.credit, which are no runs
+
+
 @cache
 def _study(source: str) -> Study:
     return read_study(ROOT / "results" / source)
@@ -197,9 +202,13 @@ def table(description: str) -> str:
         kind, sources, options = _parsed(description)
     except ValueError as error:  # such as a quotation mark that is not closed
         raise UserError(f"table {description!r}: {error}") from None
-    if kind not in KINDS:
+    if kind not in (*KINDS, AUDIT):
         raise UserError(
-            f"table: expected one of {sorted(KINDS)} and its source, got {description!r}"
+            f"table: expected one of {sorted([*KINDS, AUDIT])} and its source, got {description!r}"
+        )
+    if kind == AUDIT:
+        return markdown_table(
+            credit.table(pd.read_csv(ROOT / "results" / sources[""] / credit.ROWS))
         )
     if any(_awaits_rows(folder) for folder in sources.values()):
         return NOT_RUN

@@ -4,46 +4,104 @@ from dataclasses import replace
 
 import pytest
 import torch
-from chain_gradients import (
-    BATCH_ANSWERS,
-    of_batch,
-    of_mode,
-    of_questions,
-    world,
-    world_of_questions,
-)
 from conftest import count_good, make_trainer, optimizer_steps, run_iteration
 from learning import spy
+from torch import Tensor
 
 from cory.config import CoryConfig
 from cory.credit import assign_credit
+from cory.learners.algorithms import group_advantages
 from cory.run.measure import flags
+from study.chain_gradients import (
+    NOTHING,
+    Chain,
+    Estimate,
+    Outcomes,
+    concatenated,
+    crossed,
+    grouped,
+    groups,
+    moments,
+    response,
+    subtrees,
+    task_rewards,
+)
+from study.credit import credited, unread
+
+
+def make_world(dependence: float, seed: int = 0, answers: int = 4, queries: int = 1) -> Chain:
+    """A random chain of two roles; `dependence` is how much the second heeds what it reads."""
+    generator = torch.Generator().manual_seed(seed)
+    parts: list[tuple[Tensor, ...]] = []
+    for _ in range(queries):
+        pioneer = torch.randn(answers, generator=generator)
+        observer = torch.randn(answers, generator=generator)
+        reading = dependence * torch.randn(answers + 1, answers, generator=generator)
+        rewards = torch.randn(2, answers, generator=generator)
+        parts.append((pioneer[None], observer + reading, *rewards))
+    pioneer, observer, r1, r2 = (torch.stack(part).double() for part in zip(*parts, strict=True))
+    return Chain((pioneer, observer), (r1, r2))
+
+
+def mode_gradient(mode: str, chain: Chain) -> tuple[Tensor, float]:
+    """The mean of one chain's policy gradient under a mode of credit, without a baseline, and its variance."""
+    outcomes = groups(chain, (1, 1), unread(chain))
+    estimate = moments(chain, outcomes, lambda part: credited(chain, part, mode))
+    return torch.cat(estimate.means), sum(estimate.variances)
 
 
 @pytest.mark.parametrize("dependence", [0.0, 2.0])
 def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
-    wanted = world(dependence).objective_gradient()
-    estimates = {
-        mode: of_mode(mode, dependence)
+    chain = make_world(dependence)
+    wanted = torch.cat(chain.objective_gradient())
+    means = {
+        mode: mode_gradient(mode, chain)[0]
         for mode in ("collective", "mean", "causal", "counterfactual", "own")
     }
     for mode in ("collective", "causal", "counterfactual"):
-        assert torch.allclose(estimates[mode].mean, wanted, atol=1e-12), mode
-    assert torch.allclose(estimates["mean"].mean, wanted / 2, atol=1e-12)
-    assert torch.allclose(estimates["own"].mean, wanted, atol=1e-12) == (dependence == 0)
+        assert torch.allclose(means[mode], wanted, atol=1e-12), mode
+    assert torch.allclose(means["mean"], wanted / 2, atol=1e-12)
+    assert torch.allclose(means["own"], wanted, atol=1e-12) == (dependence == 0)
     causal, collective = (
-        sum(of_mode(mode, dependence, seed).variances[0] for seed in range(10))
+        sum(mode_gradient(mode, make_world(dependence, seed))[1] for seed in range(10))
         for mode in ("causal", "collective")
     )
     assert causal < 0.95 * collective
 
 
+def batch_gradient(algorithm: str, branches: int, chain: Chain, mode: str) -> Estimate:
+    """The policy gradient of a batch of two pioneers, with `branches` observers after each.
+
+    RLOO's pioneers share the query, which is the only one; for REINFORCE each draws one of two. REINFORCE subtracts the
+    mean of the batch, which includes the response itself, so what it gives is divided by (pioneers - 1) / pioneers; but
+    the mean of the other branches does not.
+    """
+    pioneers = 2
+    stems = [subtrees(chain, (pioneers, branches), query) for query in range(chain.num_queries)]
+    drawn = concatenated([stem.scaled(1 / chain.num_queries) for stem in stems])
+    unbiased = pioneers / (pioneers - 1) if algorithm == "reinforce" else 1.0
+
+    def advantages(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
+        """Of one outcome, by role, from the task rewards of its responses."""
+        credit = assign_credit([r1, r2], mode)
+        of_pioneers = group_advantages(credit[0], algorithm, pioneers) * unbiased
+        of_observers = group_advantages(credit[1], algorithm, pioneers, branches)
+        return of_pioneers, of_observers * (unbiased if branches == 1 else 1.0)
+
+    return moments(
+        chain,
+        [grouped(drawn, pioneers)],
+        lambda part: torch.vmap(advantages)(*task_rewards(chain, part)),
+    )
+
+
 @pytest.mark.parametrize(("algorithm", "mode"), [("reinforce", "collective"), ("rloo", "causal")])
 def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
-    wanted = world(2.0, 3, BATCH_ANSWERS, 2 if algorithm == "reinforce" else 1).objective_gradient()
-    batches = {branches: of_batch(algorithm, branches, 2.0, 3, mode) for branches in (1, 2)}
+    chain = make_world(2.0, 3, 3, 2 if algorithm == "reinforce" else 1)
+    wanted = torch.cat(chain.objective_gradient())
+    batches = {branches: batch_gradient(algorithm, branches, chain, mode) for branches in (1, 2)}
     for batch in batches.values():
-        assert torch.allclose(batch.mean, wanted, atol=1e-12, rtol=0)
+        assert torch.allclose(torch.cat(batch.means), wanted, atol=1e-12, rtol=0)
     # As many pioneers, each with more observers: less variance for both.
     assert all(
         two < one for two, one in zip(batches[2].variances, batches[1].variances, strict=True)
@@ -53,30 +111,37 @@ def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
 def test_branches_with_rows_of_their_own_have_the_gradient_of_the_mean_over_the_rows():
     """And less variance at equal pioneers: than one observer of a row that is drawn, and than equally many of it."""
     questions = 3
-    wanted = world_of_questions(questions).objective_gradient()
-    each = of_questions("each", questions, questions)
-    one = of_questions("one", 1, questions)
-    same = of_questions("one", questions, questions)
+    chain = make_world(2.0, 0, 3, questions)
+    # The pioneer answers once for all questions, and does not see them.
+    chain = Chain(
+        (chain.policies[0][:1], chain.policies[1]),
+        (chain.rewards[0][:1].expand(questions, -1), chain.rewards[1]),
+    )
+
+    def advantages(outcomes: Outcomes) -> tuple[Tensor, Tensor]:
+        return torch.vmap(of_outcome)(*task_rewards(chain, outcomes))
+
+    def of_outcome(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
+        of_pioneer, of_observers = assign_credit([r1, r2], "causal")
+        if len(r2) > 1:
+            of_observers = group_advantages(of_observers, "rloo", 1, len(r2))
+        return of_pioneer, of_observers
+
+    pioneer = response(chain, 0, 0, NOTHING)
+    asked_all = []
+    for answer in range(3):
+        of_answer = {name: column[[answer]] for name, column in pioneer.columns.items()}
+        outcomes = Outcomes(pioneer.chances[[answer]], of_answer)
+        for question in range(questions):
+            outcomes = crossed(outcomes, response(chain, 1, question, answer))
+        asked_all.append(outcomes)
+    each = moments(chain, asked_all, advantages)
+    one = moments(chain, groups(chain, (1, 1)), advantages)
+    same = moments(chain, groups(chain, (1, questions)), advantages)
+    wanted = torch.cat(chain.objective_gradient())
     for estimate in (each, one, same):
-        assert torch.allclose(estimate.mean, wanted, atol=1e-12, rtol=0)
+        assert torch.allclose(torch.cat(estimate.means), wanted, atol=1e-12, rtol=0)
     assert each.variances[0] < same.variances[0] < one.variances[0]
-
-
-def test_the_response_to_another_query_is_a_baseline_of_information():
-    """Of two queries, each answered once, and without a floor."""
-    toy = world(2.0, 0, BATCH_ANSWERS, queries=2)
-    likelihoods = toy.observer.log_softmax(-1)[:, :-1, 0]  # of an answer, by query and what is read
-    wanted = toy._replace(r1=toy.r1 + likelihoods, r2=torch.zeros_like(toy.r2)).objective_gradient()
-    first, _ = toy.log_gradients()
-    queries = torch.arange(2)
-    mean = torch.zeros_like(wanted)
-    for responses in torch.cartesian_prod(*[torch.arange(BATCH_ANSWERS)] * 2):
-        told = likelihoods[queries, responses] - likelihoods[queries, responses.flip(0)]
-        r1, r2 = toy.r1[queries, responses], toy.r2[queries, responses]
-        rewards = assign_credit([r1, r2], "information", information=[told])
-        chance = toy.pioneer.softmax(-1)[queries, responses].prod()
-        mean += chance * (rewards[0][:, None] * first[queries, responses]).mean(0)
-    assert torch.allclose(mean, wanted, atol=1e-12, rtol=0)
 
 
 def test_a_team_reward_comes_on_top_of_what_any_mode_says():
