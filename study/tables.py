@@ -31,6 +31,7 @@ from cory.run.folder import write_text
 from study import credit, held_out
 from study.cells import Rows, markdown_table
 from study.collapse import collapses
+from study.confirmation import confirmed
 from study.differences import HELD_OUT, differences
 from study.equal_reward import ANY, at_all_readings, at_chosen_levels
 from study.equal_reward import primary as primary_comparisons
@@ -149,6 +150,11 @@ def differences_table(study: Study, metrics: str, calls: str = "1", groups: str 
     return differences(study, _listed(metrics, ","), int(calls), _listed(groups, "|"))
 
 
+def confirmed_table(study: Study, ours: str, rival: str) -> Rows:
+    """The rival's iterations to a reward and its squared gradient norm, against our group's."""
+    return confirmed(study, ours, rival)
+
+
 KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out_table,
     "held_out_by_agent": held_out_by_agent_table,
@@ -161,6 +167,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "beaten": beaten_table,
     "collapses": collapses_table,
     "differences": differences_table,
+    "confirmed": confirmed_table,
 }
 
 

@@ -1,0 +1,46 @@
+"""Two groups of pairs with another credit: when they earn a reward, and how large the first role's gradients are."""
+
+from study.cells import Rows
+from study.frame import RUN, Study
+from study.intervals import difference, direction, holm, ratio
+
+LEVELS = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]  # of the last role's task reward
+SHARE = 0.9  # of all runs that reach a level, or it does not count
+SMOOTHED = 10  # iterations
+
+
+def confirmed(study: Study, ours: str, rival: str) -> Rows:
+    """The rival against our group, paired by seed; both comparisons are primary, with Holm's correction over them."""
+    first_role = study.first_role
+    is_first = study.metrics["role"] == first_role
+    rewards = study.metrics[~is_first].pivot(index="iteration", columns=RUN, values="task_reward")
+    smooth = rewards.rolling(SMOOTHED).mean()
+    reached = [level for level in LEVELS if (smooth.max() >= level).mean() >= SHARE]
+    early = study.metrics[is_first & (study.metrics["iteration"] < SMOOTHED)]
+    squares = early.assign(square=early["gradient_norm"] ** 2).groupby(RUN)["square"].mean()
+
+    measured = []
+    if reached:
+        above = smooth >= reached[-1]
+        # A run that does not reach the level counts its last iteration.
+        first = above.idxmax().where(above.any(), smooth.index[-1]) + 1
+        compared = difference(first[rival], first[ours])
+        measured.append(
+            (f"iterations to {reached[-1]:g}", first, compared, compared.text("+.1f"), 0.0, 1)
+        )
+    compared = ratio(squares[rival], squares[ours])
+    measured.append(("squared gradient norm", squares, compared, compared.text(".2f"), 1.0, 2))
+
+    rejected = holm([compared.p for _, _, compared, _, _, _ in measured])
+    return [
+        {
+            "measure": measure,
+            "n": str(compared.n),
+            ours: f"{values[ours].mean():.{digits}f}",
+            rival: f"{values[rival].mean():.{digits}f}",
+            "difference or ratio": f"{text} {direction(compared, equal)}{' ✓' if kept else ''}",
+        }
+        for (measure, values, compared, text, equal, digits), kept in zip(
+            measured, rejected, strict=True
+        )
+    ]
