@@ -100,7 +100,7 @@ def keys(settings: type[Settings], prefix: str = "") -> dict[str, Any]:
 
 
 def from_data(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Makes settings from a file's content. Raises a UserError with the dotted key, such as `agents.0.learning_rate`."""
+    """Makes settings from a file's content. A UserError names the dotted key, such as `agents.0.learning_rate`."""
     try:
         # From JSON, pydantic accepts mappings for blocks and is still strict about values.
         return TypeAdapter(kind).validate_json(json.dumps(values))
