@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cory.agent import Agent
 
 CHAT_ROLES = ("system", "user", "assistant")
-# Keys of metrics.jsonl and columns of an evaluation, which cannot be names of a task's metrics.
+# Names that a task's metrics cannot have: keys of metrics.jsonl, and columns of an evaluation.
 RECORDED = {
     *TITLES,
     *(field.name for field in fields(UpdateStats)),
@@ -239,16 +239,17 @@ def _check_contexts(
     Args:
         agents: one agent per tokenizer and context length, the run's first agent first.
     """
-    counts = []  # texts with the number of rows that are too long, one per dataset that has some
-    fitting: list[int] = []  # per such dataset: the longest query length at which all rows fit
-    longest = (0, "")  # excess in tokens and description of the longest prompt
+    # One entry per dataset with rows that are too long: their number, and the query length up to which all rows fit.
+    counts: list[str] = []
+    fitting: list[int] = []
+    longest = (0, "")  # the longest prompt: its excess in tokens, and a description
     for what, rows in (("rows", dataset), ("held-out rows", held_out)):
         if rows is None:
             continue
         too_long: set[int] = set()
         for role in range(config.cory.num_roles):
-            if prompts.function(role) is not None:  # prompt functions are called only with real responses
-                continue
+            if prompts.function(role) is not None:
+                continue  # prompt functions are called only with real responses
             reads = prompts.reads(role) if config.cory.knowledge_transfer else []
             responses = sum(
                 prompts.settings(index).max_new_tokens or config.sampling.max_new_tokens

@@ -118,7 +118,7 @@ def awaited(results: Sequence[Any]) -> list[Any]:
     async def one(result: Any) -> Any:
         try:
             return await result if inspect.isawaitable(result) else result
-        except SystemExit as error:  # would end the event loop's thread, and this one would wait forever
+        except SystemExit as error:  # would end the loop's thread, so that `result()` never returns
             raise RuntimeError("an async function has called sys.exit") from error
 
     async def together() -> list[Any]:

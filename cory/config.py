@@ -124,8 +124,8 @@ class CoryConfig(Settings):
             observer.
         chain_length: Number of roles in the chain. null: one per agent. If larger, agents hold several roles, so
             one LLM can be both pioneer and observer.
-        exchange_period: Iterations between role exchanges (T_REx, Eq. 5), each of which rotates the chain by one
-            place. 0: never.
+        exchange_period: Iterations between role exchanges (T_REx, Eq. 5). An exchange rotates the chain by one place.
+            0: never.
         credit: How a role is rewarded: `collective` (Eq. 4), `mean`, `causal`, `own`, `counterfactual`, or
             `information`, which needs a column `answer` in the data (docs/learners.md).
         weight: Weight of the other roles' task rewards, or of the information, in a role's training reward: 1 is
@@ -201,8 +201,8 @@ class RoleConfig(Settings):
     Args:
         name: Name in metrics, pages and templates. null: pioneer, observer, observer_2, ...
         prompt: Template over {prompt}, {response} (the preceding role's), {responses} (all earlier roles', joined by
-            blank lines), the names of earlier roles, and the dataset's columns; or FILE.py:FUNCTION, which returns the
-            prompt (docs/own_task.md). null: the task's.
+            blank lines), the names of earlier roles, and the dataset's columns. Alternatively, FILE.py:FUNCTION, which
+            returns the prompt (docs/own_task.md). null: the task's.
         max_new_tokens: Length limit of the role's responses in every batch. null: the limit drawn by `sampling`.
         stop: Texts that end a response. null: the texts in `sampling`.
     """
@@ -248,8 +248,8 @@ class PPOConfig(Settings):
             tokens. To save memory without changing the update, set `micro_batch` instead.
         micro_batch: Samples per forward and backward pass, in each process. It changes results by rounding only;
             smaller micro-batches share fewer prompts and cannot reuse the first pass. `auto`: the mini-batch, or
-            fewer rows, so that an array (rows, response tokens, vocabulary) takes at most 1 GiB on a CPU or 4 GiB on a
-            GPU; halved whenever memory runs out (one process only).
+            fewer rows if an array (rows, response tokens, vocabulary) would exceed 1 GiB on a CPU or 4 GiB on a GPU.
+            In a single process, `auto` also halves the number whenever memory runs out.
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2). The combined reward uses this value throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. If false, it is constant.
@@ -333,8 +333,8 @@ class SamplingConfig(Settings):
         top_p: Sample from the likeliest tokens with this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
         stop: Texts that end a response, as the end token does; the response's text is cut before them.
-        engine: What samples in training: `native`, the policy itself, or `vllm`, a server that receives the agents'
-            weights after each update (docs/scaling.md).
+        engine: Sampler in training: `native`, the policy itself, or `vllm`, a server that receives the agents' weights
+            after each update (docs/scaling.md).
         engine_url: Address of the vLLM server. It serves one run at a time and needs access to the run's folder.
         engine_correction: How advantages are weighted by the ratio of the policy's to the engine's probability, per
             token or per sequence (docs/learners.md). `truncate` lowers ratios to the cap, `mask` sets ratios above the

@@ -30,7 +30,8 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
 
     Raises a UserError if the run has not ended, or one of its agents cannot be loaded.
     """
-    from cory.models.load import adapter_tokenizer, attach, load_policy  # imports torch, so not above
+    # Imported late, as it imports torch.
+    from cory.models.load import adapter_tokenizer, attach, load_policy
 
     config = run_config(run)
     agents = {path.name: path for path in run_agents(run).values()}
@@ -83,7 +84,7 @@ def run() -> None:
     parser.add_argument("run", help="folder of a run that has ended")
     parser.add_argument("repository", help="user/name; created if it does not exist")
     parser.add_argument("--public", action="store_true", help="make the repository public")
-    parser.add_argument("--look", action="store_true", help="only write the files to a local folder")
+    parser.add_argument("--look", action="store_true", help="only write what would be uploaded")
     arguments = parser.parse_args()
     repository = arguments.repository
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repository):

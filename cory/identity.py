@@ -229,7 +229,8 @@ def commit(folder: Path) -> str:
 
     Raises an OSError or a subprocess.SubprocessError if git is missing or no repository tracks the folder.
     """
-    _git(folder, "ls-files", "--error-unmatch", ".")  # fails in the repository of a project with cory in its .venv
+    # Fails in the repository of a project that has cory in its .venv.
+    _git(folder, "ls-files", "--error-unmatch", ".")
     changes = _git(
         folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)results"
     )

@@ -8,7 +8,7 @@ from_command_line = False  # whether the settings came from the command line
 
 
 def is_first() -> bool:
-    """Whether this is a run's first or only process, the one that prints."""
+    """Whether this is a run's first or only process; only that one prints."""
     return os.environ.get("RANK", "0") == "0"
 
 

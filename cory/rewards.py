@@ -2,9 +2,9 @@
 
     reward(prompts, completions, **columns) -> list[float | None]
 
-The signature is that of TRL's GRPO reward functions, including `async def` functions and callable objects. A function
-receives the columns that it names, or all of them if it takes **kwargs: `prompts`, `completions`, `completion_ids`
-(each completion's tokens, with its end token), `role` (in which the completion was written), and the dataset's columns.
+Functions have the signature of TRL's GRPO reward functions; `async def` functions and callable objects work, too. A
+function receives the columns that it names, or all of them if it takes **kwargs: `prompts`, `completions`,
+`completion_ids` (each completion's tokens, with its end token), `role` (the writer's role) and the dataset's columns.
 For chat prompts, prompts and completions are messages, as in TRL. A function returns None for responses that it does
 not apply to. A metric receives no `completion_ids`, but can take `rewards`, the responses' task rewards. A team reward
 receives `chains`, lists of responses, in place of `completions`.
@@ -68,8 +68,7 @@ class Scores:
     """The rewards of a batch of responses.
 
     Args:
-        total: the weighted sum, (batch,) float32 on the CPU. A function that returns None for a row is left out of
-            that row's sum; if all do, the row gets 0.
+        total: the weighted sum, (batch,) float32 on the CPU. None counts as 0 in a row's sum.
         by_function: each function's unweighted rewards, (batch,), nan for None; empty for a single function.
     """
 

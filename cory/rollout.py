@@ -69,8 +69,8 @@ class Batch(NamedTuple):
     Args:
         columns: the dataset's columns, with one row per response of the first role.
         max_new_tokens: length limit of roles without a limit of their own.
-        branch_columns: the same, with one row per response of later roles, of which there are more if the chain
-            branches (`Config.branches`). None: as many as of the first role.
+        branch_columns: the same columns, with one row per response of later roles. None, unless the chain branches
+            (`Config.branches`): later roles then have as many responses as the first.
     """
 
     columns: dict[str, list[Any]]

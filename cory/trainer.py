@@ -47,7 +47,7 @@ class CoryTrainer:
         config, agents, task: as given.
         eval_dataset: the held-out rows to evaluate on; None without `config.eval_every`.
         schedule: assigns agents to roles at each iteration.
-        callbacks: everything that watches the run, in the order in which events are delivered.
+        callbacks: all callbacks of the run, in the order in which they receive events.
         run: the run's folder and history; set once training starts.
         history: the lines of metrics.jsonl so far.
         state: the run's progress.

@@ -129,7 +129,7 @@ class REINFORCE(RLOO):
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
         """`r - mean(r)`, over the batch of all processes."""
-        if rewards.shape[1] > 1:  # branches: observers of the same response are compared with each other
+        if rewards.shape[1] > 1:  # branches: observers of the same response form a group
             return RLOO.advantages(rewards)
         total = distributed.all_reduce_sum(rewards[:, 0].sum(0, keepdim=True))
         return rewards - total / distributed.world_size() / len(rewards)

@@ -1,6 +1,6 @@
 """The base class of all learners: one update of one agent on its rollouts.
 
-`Learner.update` is the algorithm. Its steps follow it in this file, in the order in which it takes them.
+`Learner.update` is the algorithm; its steps follow it in this file, in order.
 
 * Logits, KL and entropy are computed only at response positions (`cory/models/window.py`); the loss masks all others.
 * Batch sizes fit the memory, separately for policy and reference passes (`memory.py`).
@@ -225,8 +225,8 @@ class Learner(ABC):
     def _evaluate_old(self, batch: Window) -> OldPolicy:
         """Evaluates the batch under the current policy, which sampled it.
 
-        If the batch fits into one micro-batch, the forward pass and its graph are kept for the first
-        optimizer step, which has the same weights and reads the rows in the same order.
+        If the batch fits into one micro-batch, the forward pass is kept with its graph. The first
+        optimizer step reuses it, as it has the same weights and reads the rows in the same order.
         """
         # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
         fits = self.pass_size.micro_batch >= len(batch.input_ids)
@@ -565,7 +565,7 @@ def _rollout_means(
 ) -> list[tuple[float, float]]:
     """Returns each rollout's mean KL per response and mean response length in tokens, over all processes.
 
-    The KL is that of the sampling policy, before the first optimizer step.
+    The KL is measured under the sampling policy, before the first optimizer step.
     """
     sizes = [len(rollout.completions) for rollout in rollouts]
     kls = [kl.sum() for kl in (old.kl * mask).split(sizes)]

@@ -27,7 +27,7 @@ class TokenLogprobs(torch.autograd.Function):
         ctx.temperature = temperature
         ctx.save_for_backward(all_logprobs, ids)
         ctx.mark_non_differentiable(all_logprobs)
-        ctx.set_materialize_grads(False)  # else autograd allocates a zero gradient for `all_logprobs`
+        ctx.set_materialize_grads(False)  # else autograd allocates zeros for `all_logprobs`
         return all_logprobs.gather(-1, ids[..., None]).squeeze(-1), all_logprobs
 
     @staticmethod

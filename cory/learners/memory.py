@@ -75,7 +75,7 @@ class PassSize:
 
         Raises a UserError if a single row does not fit.
         """
-        # With several ranks, the others would wait forever for the one that retries.
+        # With several ranks, the others would wait forever for a rank that retries.
         is_fixed = self.config.ppo.micro_batch != "auto" or distributed.world_size() > 1
         while True:
             try:

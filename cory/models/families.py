@@ -43,8 +43,8 @@ def check_model(
 
     Raises a UserError that names the model's type if log-probabilities differ by more than rounding.
     """
-    own_code = type(model.config).__module__.startswith("transformers.models.")
-    if own_code and model.config.model_type in TESTED:
+    is_in_transformers = type(model.config).__module__.startswith("transformers.models.")
+    if is_in_transformers and model.config.model_type in TESTED:
         return
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.arange(sum(PROMPTS + RESPONSES)) * 37 % (vocabulary - 5) + 5
@@ -65,8 +65,8 @@ def check_model(
             ends=(),
             keep_logits=True,
         )
-        seen = [torch.stack(row) for row in sampled.logits]
-        _compare(model, "sampling in a padded batch sees", seen, queries, sampled.responses)
+        logits_seen = [torch.stack(row) for row in sampled.logits]
+        _compare(model, "sampling in a padded batch sees", logits_seen, queries, sampled.responses)
 
 
 def _compare(

@@ -121,8 +121,8 @@ def load_policy(
 
     Raises:
         UserError: the model or its tokenizer is missing; the model is no causal language model, lacks weights, or has
-            fewer embeddings than its tokenizer has ids; an adapter lacks weights, or its base is missing or does not
-            fit; quantization is not available.
+            too few embeddings for its tokenizer; an adapter lacks weights, or its base is missing or does not fit;
+            quantization is not available.
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
@@ -149,7 +149,7 @@ def load_policy(
         )
     for module in list(policy.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # In eval(), in which policies are trained, bitsandbytes packs 4-bit weights for a CPU kernel
+            # Policies are trained in eval(). There, bitsandbytes packs 4-bit weights for a CPU kernel
             # without a backward pass.
             module.support_avx512bf16_for_cpu = False
         for name, child in module.named_children():

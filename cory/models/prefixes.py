@@ -54,7 +54,7 @@ def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 class KeysAndValues(DynamicCache):
-    """A cache whose keys have the dtype of the values, the one in which attention reads both under autocast.
+    """A cache that stores keys in the dtype of the values, as attention reads both in it under autocast.
 
     Rotary embeddings leave keys in float32 under autocast, so each new token's pass would round all earlier keys.
     """
@@ -240,7 +240,7 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
 
             # Each response token is predicted by the token before it, the first one by the prompt's last.
             predictors = torch.arange(prompt_length - 1, prompt_length - 1 + response_width)
-            predictors = predictors.clamp(max=len(positions) - 1)  # any position will do for padding
+            predictors = predictors.clamp(max=len(positions) - 1)  # any will do for padding
             predicting[row] = number * layout.length + positions[predictors]
 
     source = to_device(source, device)

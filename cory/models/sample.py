@@ -97,7 +97,7 @@ def sample(
                 unfinished.remove(row)
         if not unfinished:
             return Sampled([torch.tensor(response) for response in responses], kept_logits)
-        if len(unfinished) <= len(rows) * 7 / 8:  # dropping fewer rows is not worth copying the cache
+        if len(unfinished) <= len(rows) * 7 / 8:  # fewer rows do not justify copying the cache
             kept = [number for number, row in enumerate(rows) if row in unfinished]
             rows = [rows[number] for number in kept]
             index = to_device(torch.tensor(kept), ids.device)

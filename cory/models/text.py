@@ -67,7 +67,8 @@ def encode(
                 f"prompt in row {row + 1}: expected messages that the chat template takes, got {prompt!r} ({error})"
             ) from None
         texts.append(text)
-    return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template adds special tokens
+    # The template has written the special tokens.
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def encode_responses(
@@ -194,7 +195,8 @@ def decode(
     Invalid bytes elsewhere stay as U+FFFD, since the model wrote them.
     """
     texts = []
-    for count in range(len(ids), max(len(ids) - 4, -1), -1):  # an incomplete character has at most 3 bytes
+    # An incomplete character has at most 3 bytes, and so at most 3 tokens.
+    for count in range(len(ids), max(len(ids) - 4, -1), -1):
         kept = list(ids[:count])
         text = tokenizer.decode(
             kept, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False

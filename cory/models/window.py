@@ -146,7 +146,7 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 def attends_by_positions(model: PreTrainedModel) -> bool:
     """Whether a model is known to support any mask over positions.
 
-    Such a model attends to all tokens before a token and takes distances from `position_ids`. Sliding windows, for
+    The model must attend to all tokens before a token and take distances from `position_ids`. Sliding windows, for
     example, would count padding.
     """
     if model.config.model_type not in BY_POSITIONS:
