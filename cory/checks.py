@@ -164,10 +164,10 @@ def check_fits(
     if size > 1:
         _check_queries(dataset, prompts, size)
     if len(dataset) < config.queries_per_iteration * size:
-        what = "rows" if size == 1 else f"queries of {size} rows"
+        unit = "rows" if size == 1 else f"queries of {size} rows"
         raise UserError(
             "dataset: expected at least ppo.batch_size / (group_size * branches) = "
-            f"{config.queries_per_iteration} {what}, got {len(dataset) // size}"
+            f"{config.queries_per_iteration} {unit}, got {len(dataset) // size}"
         )
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
     if config.cory.credit == "information" and config.cory.num_roles > 1:
@@ -243,7 +243,7 @@ def _check_contexts(
     counts: list[str] = []
     fitting: list[int] = []
     longest = (0, "")  # the longest prompt: its excess in tokens, and a description
-    for what, rows in (("rows", dataset), ("held-out rows", held_out)):
+    for kind, rows in (("rows", dataset), ("held-out rows", held_out)):
         if rows is None:
             continue
         too_long: set[int] = set()
@@ -267,7 +267,7 @@ def _check_contexts(
                 )
                 longest = max(longest, (max(lengths) + responses - context, which))
         if too_long:
-            counts.append(f"{len(too_long)} of {len(rows)} {what}")
+            counts.append(f"{len(too_long)} of {len(rows)} {kind}")
             queries = _prompt_lengths(config, prompts, rows, 0, agents[0])
             fitting.append(min(queries[row] for row in too_long) - 1)
     if not counts:

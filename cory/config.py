@@ -550,15 +550,15 @@ class Config(Settings):
         share = self.ppo.batch_size // processes
         per_process = "" if processes == 1 else f" in each of {processes} processes"
         per_query = self.chains_per_query * self.branches
-        what = "group_size" if self.branches == 1 else "group_size * branches"
+        factor = "group_size" if self.branches == 1 else "group_size * branches"
         if share % per_query:
             raise UserError(
-                f"ppo.batch_size: expected a multiple of {what} = {per_query}{per_process}, got {share}"
+                f"ppo.batch_size: expected a multiple of {factor} = {per_query}{per_process}, got {share}"
             )
         needs_others = self.cory.credit == "information" and self.cory.num_roles > 1
         if needs_others and share < 2 * per_query:
             raise UserError(
-                f"ppo.batch_size: expected two queries with cory.credit: information, 2 * {what} = {2 * per_query}"
+                f"ppo.batch_size: expected two queries with cory.credit: information, 2 * {factor} = {2 * per_query}"
                 f"{per_process}, got {share}"
             )
         fewest = max(2 // processes, self.ppo.gradient_accumulation_steps)

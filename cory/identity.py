@@ -120,11 +120,11 @@ def check_models(
         chosen: whether the user may have chosen other models; a model with another name is then skipped, too.
     """
     for key, model in current.items():
-        before = recorded.get(key) or {}
-        if chosen and model["name"] != before.get("name"):
+        recorded_model = recorded.get(key) or {}
+        if chosen and model["name"] != recorded_model.get("name"):
             continue
-        both_identified = before.get("identity") and model["identity"]
-        if both_identified and model["identity"] != before["identity"]:
+        both_identified = recorded_model.get("identity") and model["identity"]
+        if both_identified and model["identity"] != recorded_model["identity"]:
             raise UserError(
                 f"{key}: expected {model['name']!r} to be the model that {run}/config.yaml records, got another one "
                 "behind this name"

@@ -155,8 +155,8 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
     Args:
         split: the split; None: `eval_split`.
 
-    Raises a UserError if `dataset` has no splits, so that training uses all of it, unless `split` is the training split.
-    Also raises one if `eval_dataset` has no splits and `split` is not `eval_split`.
+    Raises a UserError if training uses all of `dataset`, as it has no splits, unless `split` is the training split; or
+    if `eval_dataset` has no splits and `split` is not `eval_split`.
     """
     from cory.data import has_splits
 

@@ -537,8 +537,8 @@ def _check_finite(step: Step, rollouts: Sequence[Rollout]) -> None:
     if math.isfinite(step.gradient_norm + step.sum_of_terms):
         return
     roles = " and ".join(rollout.role for rollout in rollouts)
-    what = "gradient" if math.isfinite(step.sum_of_terms) else "loss"
-    raise NotFinite(f"{rollouts[0].agent} as {roles}: the {what} is not finite")
+    quantity = "gradient" if math.isfinite(step.sum_of_terms) else "loss"
+    raise NotFinite(f"{rollouts[0].agent} as {roles}: the {quantity} is not finite")
 
 
 def _even_parts(indices: list[int], parts: int) -> list[list[int]]:

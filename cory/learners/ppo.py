@@ -36,16 +36,16 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
 
     def __init__(self, pretrained_model: LanguageModel) -> None:
         if not any(hasattr(pretrained_model, name) for name in self.lm_head_namings):
-            came = f"a model of type {pretrained_model.config.model_type}"
+            got = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(
-                f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}"
+                f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {got}"
             )
         sizes = ("hidden_size", "word_embed_proj_dim")
         if not any(hasattr(pretrained_model.config, name) for name in sizes):
-            came = f"a model of type {pretrained_model.config.model_type}"
+            got = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(
                 f"model.name: expected a model whose configuration has one of {sizes}, which TRL's value head reads, "
-                f"got {came}. The other algorithms need no value head"
+                f"got {got}. The other algorithms need no value head"
             )
         super().__init__(pretrained_model)
         # TRL sets this in its own loading code, which is not used here.
@@ -142,7 +142,7 @@ class PPOLearner(Learner):
 
 
 # Settings that TRL does not have.
-OURS = ("micro_batch", "warmup_iterations", "value_head_init", "cliprange_high")
+NOT_IN_TRL = ("micro_batch", "warmup_iterations", "value_head_init", "cliprange_high")
 # Settings that TRL names differently.
 TRL_NAMES = {
     "adaptive_kl": "adap_kl_ctrl",
@@ -156,7 +156,9 @@ TRL_NAMES = {
 def trl_config(ppo: PPOConfig) -> trl.PPOConfig:
     """Returns the settings under TRL's names; batch sizes count one process."""
     settings = {
-        TRL_NAMES.get(name, name): value for name, value in asdict(ppo).items() if name not in OURS
+        TRL_NAMES.get(name, name): value
+        for name, value in asdict(ppo).items()
+        if name not in NOT_IN_TRL
     }
     for name in ("batch_size", "mini_batch_size"):
         settings[name] //= distributed.world_size()

@@ -36,9 +36,9 @@ def load_tensors(
     for name, parameter in trained.items():
         saved = tensors.get(f"weights/{name}")
         if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
-            came = None if saved is None else (tuple(saved.shape), saved.dtype)
+            got = None if saved is None else (tuple(saved.shape), saved.dtype)
             raise ValueError(
-                f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}"
+                f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {got}"
             )
     optimizer.state.clear()
     for name, parameter in trained.items():

@@ -71,7 +71,7 @@ def check_model(
 
 def _compare(
     model: PreTrainedModel,
-    what: str,
+    case: str,
     logits: Sequence[Tensor] | Tensor,
     queries: Sequence[Tensor],
     responses: Sequence[Tensor],
@@ -94,7 +94,7 @@ def _compare(
     if not difference <= LIMIT * scale + 1e-6:  # also true for NaN
         raise UserError(
             f"model.name: expected a model that padding does not change, got one of type {model.config.model_type}: "
-            f"{what} log-probabilities that differ by {difference:.2g} nats a token from those of the text alone "
+            f"{case} log-probabilities that differ by {difference:.2g} nats a token from those of the text alone "
             f"(limit: a tenth of {scale:.2g}, the change from leaving out a text's first token)"
         )
 

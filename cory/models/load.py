@@ -47,12 +47,12 @@ HUB_TIMEOUT = 5  # seconds to wait for the Hub
 NAMED = 5  # tensors named in an error; the others are counted
 
 
-def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
+def find(name: str, key: str, revision: str | None = None) -> dict[str, Any]:
     """Returns from_pretrained arguments that say where to load a model from. A cached model needs no Hub.
 
     Args:
         name: Hub id or local folder.
-        what: the key that named the model, for messages.
+        key: the key that named the model, for messages.
         revision: revision of a model on the Hub.
 
     Raises a UserError if the folder does not exist, a revision is given for a folder, or the Hub refuses or does not
@@ -65,7 +65,7 @@ def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
             )
         return {"local_files_only": True}
     if is_local(name):
-        raise UserError(f"{what}: expected a Hub id or an existing local folder, got {name!r}")
+        raise UserError(f"{key}: expected a Hub id or an existing local folder, got {name!r}")
     try:
         HfApi().repo_info(name, revision=revision, timeout=HUB_TIMEOUT)
     except Exception as error:  # depends on huggingface_hub's version and its HTTP library
@@ -74,24 +74,24 @@ def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
         at_revision = f" at revision {revision!r}" if revision else ""
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{what}: expected a local folder or a model on the Hub, got {name!r}{at_revision} ({reason})"
+            f"{key}: expected a local folder or a model on the Hub, got {name!r}{at_revision} ({reason})"
         ) from None
     return {"revision": revision}
 
 
 def load_tokenizer(
-    name: str, where: dict[str, Any], what: str = "model.name"
+    name: str, where: dict[str, Any], key: str = "model.name"
 ) -> PreTrainedTokenizerBase:
     """Loads a model's tokenizer. Without a pad token it pads with its end token, as padding is masked everywhere.
 
     Args:
         name: Hub id or local folder.
         where: see `find`.
-        what: the key that named the model, for messages.
+        key: the key that named the model, for messages.
 
     Raises a UserError if the tokenizer is missing or unreadable.
     """
-    expected = f"{what}: expected a model with its tokenizer, got {name!r}"
+    expected = f"{key}: expected a model with its tokenizer, got {name!r}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except LOADING as error:
@@ -164,7 +164,7 @@ def load_model(
     auto_class: type[AutoModelForCausalLM | AutoModelForSequenceClassification],
     kind: str,
     name: str,
-    what: str,
+    key: str,
     options: dict[str, Any],
     where: dict[str, Any],
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -174,7 +174,7 @@ def load_model(
         auto_class: transformers' class for this kind of model.
         kind: kind of model, for messages.
         name: Hub id or local folder.
-        what: the key that named the model, for messages.
+        key: the key that named the model, for messages.
         options: options of the model's from_pretrained.
         where: see `find`.
 
@@ -192,26 +192,26 @@ def load_model(
                 **where,
             )
     except LOADING as error:
-        raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None
-    check_complete(model, report, what, name)
-    tokenizer = load_tokenizer(name, where, what)
-    check_vocabulary(model, tokenizer, what, name)
+        raise UserError(f"{key}: expected {kind}, got {name!r} ({first_line(error)})") from None
+    check_complete(model, report, key, name)
+    tokenizer = load_tokenizer(name, where, key)
+    check_vocabulary(model, tokenizer, key, name)
     return model, tokenizer
 
 
-def check_complete(model: PreTrainedModel, report: dict[str, Any], what: str, name: str) -> None:
+def check_complete(model: PreTrainedModel, report: dict[str, Any], key: str, name: str) -> None:
     """Raises a UserError that names weights which were not saved or did not fit, so that transformers made them up.
 
     Args:
         report: from_pretrained's loading info. It does not count tied weights and buffers as missing if they need not
             be saved.
     """
-    expected = f"{what}: expected all weights of a {type(model).__name__} in {name!r}"
+    expected = f"{key}: expected all weights of a {type(model).__name__} in {name!r}"
     if report["missing_keys"]:
         raise UserError(f"{expected}, got none for {listed(report['missing_keys'])}")
     shapes = [
-        f"{key} {tuple(saved)}, not {tuple(wanted)}"
-        for key, saved, wanted in report["mismatched_keys"]
+        f"{weight} {tuple(saved)}, not {tuple(wanted)}"
+        for weight, saved, wanted in report["mismatched_keys"]
     ]
     if shapes:
         raise UserError(f"{expected}, got other shapes than config.json has: {listed(shapes)}")
@@ -362,14 +362,14 @@ def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
 
 
 def check_vocabulary(
-    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, key: str, name: str
 ) -> None:
     """Raises a UserError if the tokenizer has ids without an embedding in the model."""
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:
         expected = f"a tokenizer of at most {rows} ids, the rows of the model's embedding"
-        raise UserError(f"{what}: expected {expected}, got ids up to {largest} in {name!r}")
+        raise UserError(f"{key}: expected {expected}, got ids up to {largest} in {name!r}")
 
 
 def first_line(error: Exception) -> str:

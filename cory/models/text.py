@@ -85,13 +85,13 @@ def encode_responses(
     if are_turns(prompts, chat_template):
         return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
     # Encoded after a line break, as SentencePiece tokenizers add a space before the first word of a text.
-    before = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    line_break = tokenizer("\n", add_special_tokens=False)["input_ids"]
     continued = [
         f"\n{text}" if prompt[-1:].isspace() else f"\n {text}"
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     rows = tokenizer(continued, add_special_tokens=False)["input_ids"]
-    return [ids[len(before) :] for ids in rows]
+    return [ids[len(line_break) :] for ids in rows]
 
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -178,11 +178,11 @@ def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]
 
     Stop texts are searched in this text. SentencePiece tokenizers drop a space at the start of a text.
     """
-    before = tokenizer("a", add_special_tokens=False)["input_ids"]
-    length = len(decode(tokenizer, before))
+    prefix = tokenizer("a", add_special_tokens=False)["input_ids"]
+    length = len(decode(tokenizer, prefix))
 
     def read(ids: Sequence[int]) -> str:
-        return decode(tokenizer, [*before, *ids])[length:]
+        return decode(tokenizer, [*prefix, *ids])[length:]
 
     return read
 
@@ -250,18 +250,18 @@ def turn_stop(
         )
     except Exception:
         return []
-    _, separator, close = text.rpartition(answer)
+    _, separator, ending = text.rpartition(answer)
     if not separator:
         return []
     added = tokenizer.added_tokens_decoder
-    ids = tokenizer(close.strip(), add_special_tokens=False)["input_ids"]
+    ids = tokenizer(ending.strip(), add_special_tokens=False)["input_ids"]
     first = next((token for token in ids if token in added), None)
     if first is not None:
-        close = str(added[first])
+        ending = str(added[first])
         if added[first].special and first in end_tokens(policy, tokenizer):
             return []
-    if close.strip():
-        return [close.strip()]
+    if ending.strip():
+        return [ending.strip()]
     if not stop:
         warnings.warn(
             f"The chat template of {tokenizer.name_or_path!r} writes nothing behind an answer, so a response without "
@@ -281,9 +281,9 @@ def check_lengths(
                 f"prompt in row {row + 1}: expected at least one token, got {prompts[row]!r}"
             )
         if context is not None and length + max_new_tokens > context:
-            came = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
+            got = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
             raise UserError(
-                f"prompt in row {row + 1}: expected at most {context} tokens, the model's context, got {came}"
+                f"prompt in row {row + 1}: expected at most {context} tokens, the model's context, got {got}"
             )
 
 

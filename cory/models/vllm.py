@@ -187,8 +187,8 @@ class Engine:
 
     def _load_weights(self, folder: Path) -> None:
         """Makes the server load a full model's weights."""
-        how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
-        self._ask("POST", "/collective_rpc", how)
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
+        self._ask("POST", "/collective_rpc", body)
         shutil.rmtree(folder)
         # The server refuses this while it is still finishing an earlier answer.
         for _ in range(CACHE_RESETS):
@@ -245,8 +245,8 @@ def _command(agents: Sequence[Config]) -> str:
         options += " --quantization bitsandbytes"
     largest_rank = max(agent.lora.rank for agent in agents)
     if largest_rank:
-        taken = next((rank for rank in MAX_RANKS if rank >= largest_rank), largest_rank)
-        options += f" --enable-lora --max-lora-rank {taken} --max-loras {len(agents)}"
+        max_rank = next((rank for rank in MAX_RANKS if rank >= largest_rank), largest_rank)
+        options += f" --enable-lora --max-lora-rank {max_rank} --max-loras {len(agents)}"
     return (
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
         f"--model {shlex.quote(config.resolve(model.name))} --host {url.hostname} --port {port} "
