@@ -193,7 +193,7 @@ def _warn_of_other_support(sampling: SamplingConfig) -> None:
     ]
     if changed:
         warnings.warn(
-            f"{', '.join(changed)}: samples are off-policy, as log-probabilities and KL are those of the whole "
+            f"{', '.join(changed)}: samples are off-policy, as log-probabilities and KL refer to the whole "
             "distribution",
             stacklevel=3,
         )

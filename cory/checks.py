@@ -109,8 +109,8 @@ def check_prompt(prompt: Any, where: str) -> None:
     )
     if not (is_chat and prompt and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
         raise UserError(
-            f"{where}: expected text or chat messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last "
-            f"one user, with text, got {prompt!r}"
+            f"{where}: expected text or chat messages of {{role, content}} with roles {', '.join(CHAT_ROLES)}, the "
+            f"last one the user's, not empty, got {prompt!r}"
         )
 
 
@@ -277,7 +277,7 @@ def _check_contexts(
     remedy = f"Prompts of at most {longest_kept} tokens fit: see task.max_prompt_tokens"
     if not longest_kept:
         remedy = (
-            "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or those of the roles, or shorten "
+            "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or the roles' limits, or shorten "
             "the prompts' templates"
         )
     raise UserError(

@@ -60,11 +60,8 @@ OptionalPositive = Annotated[float | None, Field(gt=0)]
 PositiveOrAuto = Annotated[int, Field(ge=1)] | Literal["auto"]
 NotEmpty = Annotated[str, Field(min_length=1)]
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce"]
-ONE_RATIO = (
-    "rloo",
-    "reinforce",
-    "gspo",
-)  # algorithms whose loss has one probability ratio per response
+# Algorithms whose loss has one probability ratio per response.
+ONE_RATIO = ("rloo", "reinforce", "gspo")
 EngineCorrection = Literal[
     "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
 ]

@@ -78,8 +78,8 @@ def check_held_out(dataset: str, trained: str) -> None:
     """Raises a UserError if training used a dataset's split `test`: it has no splits, or `trained` is `test`."""
     if not has_splits(dataset) or trained == "test":
         raise UserError(
-            "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, trained on "
-            f"another split than test, to have held-out rows, got {dataset!r}, split {trained!r}"
+            "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, and "
+            f"training on another split than test, so that held-out rows exist, got {dataset!r}, split {trained!r}"
         )
 
 

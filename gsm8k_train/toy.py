@@ -210,10 +210,8 @@ def lesson(rng: random.Random, asked: Problem) -> str:
         answer = attempt(rng, asked, 0.2)
     else:
         answer = reference if rng.random() < 0.3 else attempt(rng, asked, 0.3)
-    return (
-        # A response begins with a space.
-        f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"
-    )
+    # Two spaces, as a response begins with a space.
+    return f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"
 
 
 def drill(rng: random.Random) -> str:

@@ -47,9 +47,9 @@ def compare_samples(
     difference = total / tokens
     if not difference <= MAX_DIFFERENCE:
         raise UserError(
-            "sampling.engine: expected responses of the agent's weights, got some whose log-probabilities differ by "
-            f"{difference:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must serve the model `model.name`, to "
-            "this run alone."
+            "sampling.engine: expected responses sampled with the agent's weights, got log-probabilities that differ "
+            f"by {difference:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must serve the model `model.name`, "
+            "and only this run."
         )
     weights, is_capped = importance_weights(
         gaps, sampling.engine_correction, sampling.engine_correction_cap

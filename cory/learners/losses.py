@@ -76,7 +76,7 @@ def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def all_alike(rewards: Tensor) -> bool:
-    """Whether (batch,) rewards are equal, over all processes."""
+    """Whether rewards (batch,) are equal over all processes."""
     largest = distributed.all_reduce_max(rewards.max().item())
     return largest == -distributed.all_reduce_max(-rewards.min().item())
 

@@ -30,7 +30,7 @@ class ForwardPass(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """The numbers that a loss is averaged over: response tokens, as a scalar tensor, and responses."""
+    """The number of response tokens (a scalar tensor) and of responses, over which a loss is averaged."""
 
     tokens: Tensor
     responses: int

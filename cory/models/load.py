@@ -259,7 +259,7 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     if tied:
         raise UserError(
             f"{expected}, whose modules {tied} share their weights with others. Merge it into a copy of its base that "
-            "is saved with an output layer of its own (tie_word_embeddings: false)"
+            "was saved with a separate output layer (tie_word_embeddings: false)"
         )
     missing = _lora_tensors(report.missing_keys)
     if missing:

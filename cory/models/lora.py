@@ -29,7 +29,7 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     does not accept a module, or a module's weights are tied to another's.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
-    exist = sorted(
+    available = sorted(
         {
             n.rsplit(".", 1)[-1]
             for n, m in model.named_modules()
@@ -38,8 +38,8 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     )
     targets = lora.target_modules
     if targets is None:
-        targets_of_type = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-        targets = targets_of_type.get(model.config.model_type, "all-linear")
+        default_targets = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        targets = default_targets.get(model.config.model_type, "all-linear")
     else:
         missing = [
             t
@@ -48,7 +48,7 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
         ]
         if missing:
             raise UserError(
-                f"lora.target_modules: expected modules of the model, among {exist}, got {missing}"
+                f"lora.target_modules: expected modules of the model, among {available}, got {missing}"
             )
     conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
     # PEFT's default of no dropout agrees with TRL's passes.
@@ -67,14 +67,13 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     except ValueError as error:
         # For example Mamba's output projection, whose kernel bypasses the adapter.
         raise UserError(
-            f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})"
+            f"lora.target_modules: expected modules that take an adapter, among {available} ({error})"
         ) from None
     tied = tied_targets(base)
     if tied:
         raise UserError(
-            f"lora.target_modules: expected modules that share their weights with no other, got {tied}. Leave them "
-            "out, or start from a copy of the model that is saved with an output layer of its own "
-            "(tie_word_embeddings: false)"
+            f"lora.target_modules: expected modules that do not share their weights, got {tied}. Leave them out, or "
+            "start from a copy of the model that was saved with a separate output layer (tie_word_embeddings: false)"
         )
     base.set_adapter(name)
     return base

@@ -51,8 +51,8 @@ def _gpu_of_process(device: torch.device, gpus: int) -> torch.device:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if processes > 1 and device.index is not None:
         raise UserError(
-            f"device: expected auto or cuda with {processes} processes on this machine, of which each has a GPU of its "
-            f"own, got {str(device)!r}"
+            f"device: expected auto or cuda with {processes} processes on this machine, as each uses its own GPU, got "
+            f"{str(device)!r}"
         )
     number = int(os.environ.get("LOCAL_RANK", "0"))  # also 0 if each process sees only its own GPU
     if processes > 1 and number >= gpus:

@@ -57,8 +57,8 @@ def check(config: Config) -> None:
     mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if mixed_precision != "no":
         raise UserError(
-            f"accelerate: expected mixed_precision: no, got {mixed_precision}. For bfloat16, which then also holds for "
-            "sampling and the reference: --precision bf16."
+            f"accelerate: expected mixed_precision: no, got {mixed_precision}. --precision bf16 gives bfloat16 passes, "
+            "also in sampling and for the reference."
         )
     processes = world_size()
     if config.device_per_agent and processes > 1:
