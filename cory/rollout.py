@@ -69,8 +69,8 @@ class Batch(NamedTuple):
     Args:
         columns: the dataset's columns, with one row per response of the first role.
         max_new_tokens: length limit of roles without a limit of their own.
-        branch_columns: the same columns, with one row per response of later roles. None, unless the chain branches
-            (`Config.branches`): later roles then have as many responses as the first.
+        branch_columns: the same columns, with one row per response of later roles, which have more responses if the
+            chain branches (`Config.branches`). None: the same as `columns`.
     """
 
     columns: dict[str, list[Any]]

@@ -103,7 +103,7 @@ class Task:
             ]
             if not too_long:
                 return prompts
-            if self.prompts.function(role) is not None:  # called once per row: no second try
+            if self.prompts.function(role) is not None:  # it is called only once per row
                 raise UserError(
                     f"prompt of {self.prompts.name(role)}, row {too_long[0] + 1}: expected at most {room} tokens, so "
                     f"that its response fits the context, got {lengths[too_long[0]]}"
