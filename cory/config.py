@@ -102,7 +102,7 @@ class LoraConfig(Settings):
 
     Args:
         rank: Rank of the adapters. 0: full fine-tuning.
-        alpha: Scale of the adapters' outputs, as alpha / rank.
+        alpha: Adapter outputs are scaled by alpha / rank.
         target_modules: Modules that get adapters. null: PEFT's choice for the architecture, or else all linear layers.
     """
 

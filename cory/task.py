@@ -26,7 +26,7 @@ class Task:
     """Queries, rewards and prompts to train on.
 
     Args:
-        dataset: dataset with a `prompt` column that holds the query s0: text, or chat messages ending with the
+        dataset: rows with a `prompt` column that holds the query s0: text, or chat messages ending with the
             user's. The reward and the templates can use the other columns.
         reward: `reward(prompts, completions, **columns) -> list[float | None]`, where `prompts` are the queries. It
             is called with the responses of all agents in an iteration, and for samples, held-out queries and

@@ -161,7 +161,7 @@ class CoryTrainer:
         return self.run
 
     def iteration(self, k: int) -> Iteration:
-        """Algorithm 1, lines 3 to 17, for iteration `k`, from 0."""
+        """Runs iteration `k` (from 0): Algorithm 1, lines 3 to 17."""
         started = time.perf_counter()
         seconds: dict[str, float] = {}
         self._restart_learners(k)

@@ -223,7 +223,7 @@ class Learner(ABC):
         return window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
 
     def _evaluate_old(self, batch: Window) -> OldPolicy:
-        """Evaluates the batch under the current policy, which sampled it.
+        """Returns log-probabilities, values and KL to the reference under the policy that sampled the batch.
 
         If the batch fits into one micro-batch, the forward pass is kept with its graph. The first
         optimizer step reuses it, as it has the same weights and reads the rows in the same order.
@@ -242,7 +242,7 @@ class Learner(ABC):
 
     @torch.no_grad()
     def compare_with_reference(self, batch: Window) -> OldPolicy:
-        """Evaluates the batch under the current policy, without gradient, and its KL to the reference."""
+        """Returns log-probabilities, values and KL to the reference under the current policy, without gradient."""
         old = OldPolicy.zeros(batch)
         rows_at_a_time = self._evaluation_rows(batch)
         for indices in batch.by_length(rows_at_a_time):
