@@ -43,17 +43,17 @@ class Agent:
     """One LLM that answers prompts and learns from rewards.
 
     Args:
-        name: `agent_1`, ...; names its folder and its metrics.
+        name: `agent_1`, ...; the name used for its folder and its metrics.
         policy: the causal language model, with the adapters of all agents that share it.
-        tokenizer: of the policy.
+        tokenizer: the policy's tokenizer.
         config: the run's settings.
         device: where the agent samples and learns.
-        learner: trains the policy. None: the agent is frozen, and as it is its own reference, its KL is 0.
+        learner: trains the policy. None: the agent is frozen; it is its own reference, so its KL is 0.
         engine: samples in place of the policy.
-        adapter: the policy's adapter with which the agent answers. None: it answers without any.
+        adapter: the adapter that is active when the agent answers. None: no adapter is.
 
     Attributes:
-        date: what a chat template writes that writes the date: the trainer sets that of the run's first start.
+        date: the date shown by chat templates that print one; the trainer sets it to the day of the run's first start.
     """
 
     def __init__(
@@ -86,31 +86,31 @@ class Agent:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the agent learns; others are frozen."""
+        """Whether the agent learns; an agent that does not is frozen."""
         return self.learner is not None
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of prompts, as the policy reads them."""
+        """Returns the token ids of prompts, as the policy reads them."""
         return encode(self.tokenizer, prompts, self.chat_template, self.date)
 
     def encode_responses(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[list[int]]:
-        """Token ids of texts as responses to prompts, without an end token."""
+        """Returns the token ids of texts as responses to prompts, without an end token."""
         return encode_responses(self.tokenizer, prompts, texts, self.chat_template)
 
     def encode_checked(self, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
-        """As `encode`. Raises a UserError if a prompt leaves no room for a response in the model's context."""
+        """Like `encode`, but raises a UserError if a prompt leaves no room for a response in the model's context."""
         prompt_ids = self.encode(prompts)
         lengths = [len(ids) for ids in prompt_ids]
         check_lengths(lengths, max_new_tokens, self.context_length, prompts)
         return prompt_ids
 
     def activate(self) -> None:
-        """Activates the agent's adapter, as agents may share a base. Without an adapter it does nothing."""
+        """Activates the agent's adapter, since agents may share a base. Does nothing without an adapter."""
         if self.adapter is not None:
             activate(self.policy, self.adapter)
 
     def check_model(self) -> None:
-        """Raises a UserError if the policy is wrong in padded batches."""
+        """Raises a UserError if padding changes the policy's outputs."""
         with self._answering():
             check_model(self.policy, self.tokenizer, samples=self.engine is None)
 
@@ -125,9 +125,9 @@ class Agent:
 
         Args:
             prompts: text or chat messages.
-            sampling: how tokens are drawn, and where a response ends.
-            generator: draws the tokens, unless an engine does, whose random numbers are its own.
-            keep_logits: whether the rollout has the logits. An engine gives none.
+            sampling: how tokens are drawn and where a response ends.
+            generator: draws the tokens. An engine uses its own random numbers instead.
+            keep_logits: whether to keep the logits in the rollout. An engine gives none.
 
         Raises a UserError if a prompt is too long.
         """
@@ -139,7 +139,7 @@ class Agent:
             sampling = replace(sampling, stop=[*sampling.stop, *ends_turn])
         ends = end_tokens(self.policy, self.tokenizer)
         logits: list[list[torch.Tensor]] = []
-        logprobs: list[torch.Tensor] = []  # by the engine
+        logprobs: list[torch.Tensor] = []  # the engine's
         if self.engine is None:
             with self._answering():
                 response_ids, logits = sample(
@@ -166,9 +166,9 @@ class Agent:
 
     @torch.no_grad()
     def log_likelihoods(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> torch.Tensor:
-        """The log-likelihood of each text as the response to its prompt, in nats: (rows,) float32 on the CPU.
+        """Returns each text's log-likelihood as the response to its prompt, in nats: (rows,) float32 on the CPU.
 
-        Of the distribution from which responses are sampled, at its temperature; that the text ends is not part of it.
+        Likelihoods are taken at the sampling temperature, and exclude the end token.
 
         Raises a UserError if a prompt with its text is too long.
         """
@@ -186,7 +186,7 @@ class Agent:
     def _log_likelihoods(
         self, prompt_ids: Sequence[torch.Tensor], text_ids: Sequence[torch.Tensor]
     ) -> torch.Tensor:
-        """(rows,) as of `log_likelihoods`, of token ids, a micro-batch at a time."""
+        """Computes `log_likelihoods`, (rows,), from token ids, one micro-batch at a time."""
         pad_id = pad_token(self.tokenizer)
         likelihoods = []
         for start in range(0, len(prompt_ids), self.pass_size.micro_batch):
@@ -196,13 +196,13 @@ class Agent:
             ids, mask = (
                 to_device(part, self.device) for part in pad(text_ids[rows], pad_id, "right")
             )
-            of_tokens = logprobs.gather(-1, ids[..., None]).squeeze(-1)
-            likelihoods.append((of_tokens * mask).sum(1).cpu())
+            token_logprobs = logprobs.gather(-1, ids[..., None]).squeeze(-1)
+            likelihoods.append((token_logprobs * mask).sum(1).cpu())
         return torch.cat(likelihoods)
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """The policy as it answers: without dropout, and with no adapter but the agent's own."""
+        """Switches the policy to answering: no dropout, and only the agent's own adapter is active."""
         self.policy.eval()
         self.activate()
         with (
@@ -219,15 +219,15 @@ class Agent:
         shuffle: np.random.Generator,
         warmth: float = 1.0,
     ) -> list[UpdateStats]:
-        """One update on the agent's rollouts, one per role; returns the statistics of each.
+        """Updates the policy on the agent's rollouts, one per role; returns statistics for each rollout.
 
         Args:
-            rewards: of each rollout, the (batch,) training rewards.
+            rewards: training rewards (batch,), one tensor per rollout.
             shuffle: draws the order of the rows in each epoch.
-            warmth: the share of the learning rate that is used.
+            warmth: factor on the learning rate, at most 1 (warmup).
 
         Raises NotFinite, which names agent and role, if a loss or gradient is not finite. A frozen
-        agent learns nothing, and its statistics have the rest.
+        agent learns nothing; its statistics contain only KL and length.
         """
         if self.learner is None:
             return [
@@ -239,16 +239,16 @@ class Agent:
         return self.learner.update(rollouts, rewards, shuffle, warmth)
 
     def response_kls(self, rollout: Rollout) -> list[float]:
-        """The KL of each response to the reference, in nats."""
+        """Returns each response's KL to the reference, in nats."""
         if self.learner is None:
             return [0.0] * len(rollout.response_ids)
         self.activate()
         return self.learner.response_kls(rollout)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """The trained state for a checkpoint: weights and the optimizer's state as tensors, other numbers as JSON.
+        """Returns the state to checkpoint: weights and optimizer state as tensors, other numbers as JSON.
 
-        A frozen agent has none.
+        Both are empty for a frozen agent.
         """
         return ({}, {}) if self.learner is None else self.learner.save_state()
 
@@ -275,7 +275,7 @@ class Agent:
 
 
 def _mean_length(rollout: Rollout, device: torch.device) -> float:
-    """The mean length of its responses in tokens, over the rows of all processes."""
+    """Returns the mean response length in tokens, over the rows of all processes."""
     tokens = sum(len(ids) for ids in rollout.response_ids)
     sums = distributed.all_reduce_sum(
         torch.tensor([tokens, len(rollout.response_ids)], device=device)

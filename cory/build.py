@@ -1,4 +1,4 @@
-"""Builds the agents of a configuration: which models are loaded, who shares one, and who learns with what."""
+"""Builds the agents of a configuration: loads their models, shares bases and references, and makes the learners."""
 
 import copy
 import warnings
@@ -31,13 +31,13 @@ TRL = "0.11.4"  # for PPO: the last release whose PPOTrainer has step()
 
 @dataclass
 class AgentPlan:
-    """What one agent is made of.
+    """The parts that one agent is built from.
 
     Args:
-        index: from 0.
-        config: its settings, its model's name resolved to a folder or a Hub id.
+        index: the agent's index, from 0.
+        config: its settings, with the model's name resolved to a folder or a Hub id.
         device: where it samples and learns.
-        learner_type: None if it does not learn.
+        learner_type: class of its learner; None for a frozen agent.
     """
 
     index: int
@@ -47,7 +47,7 @@ class AgentPlan:
 
     @property
     def trained(self) -> bool:
-        """Whether it learns."""
+        """Whether the agent learns."""
         return self.learner_type is not None
 
     @property
@@ -61,31 +61,29 @@ class AgentPlan:
         return self.config.lora.rank > 0
 
     def shares_base(self, other: "AgentPlan") -> bool:
-        """Whether both can start from one loaded model: they copy it and share it as reference, or adapt it."""
+        """Whether both can use one loaded model: as the original of copies and as reference, or as adapted base."""
         if self.config.model != other.config.model:
             return False
-        # A base with adapters cannot be the reference of an agent without.
+        # A base with adapters cannot be the reference of a fully fine-tuned agent.
         return not (self.trained and other.trained and self.uses_lora != other.uses_lora)
 
 
 def make_agents(config: Config) -> list[Agent]:
-    """The agents of a run, `agent_1`, `agent_2`, ...: equal copies of the policy unless
-    `config.agents` says otherwise.
+    """Makes a run's agents, `agent_1`, `agent_2`, ...: equal copies of the policy unless `config.agents` differs.
 
-    Full fine-tuning: each agent has a copy of the weights; agents of the same model share one
-    frozen reference. LoRA: each agent has an adapter, all on one base; the reference is the base
-    with its adapters off. Agents with devices of their own (`agents: [{device: ...}]`) share
-    nothing. Each PPO agent has a value head. A frozen
-    agent (`agents: [{trained: false}]`) is a base that others share, or one of its own.
+    With full fine-tuning, each agent has a copy of the weights, and agents of the same model share one frozen
+    reference. With LoRA, all agents are adapters on one base, and the reference is the base with its adapters off.
+    Agents with their own devices (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value head. A frozen
+    agent (`agents: [{trained: false}]`) uses the base, shared with others if they have the same model.
 
-    Raises a UserError if a setting is out of range, a device or a model is not available, a model
-    is one that padded batches change, or an agent that should learn has no trainable weight.
+    Raises a UserError if a setting is out of range, a device or a model is not available, padding changes a model's
+    outputs, or an agent that should learn has no trainable weight.
     """
     config.check()
     _warn_of_other_support(config.sampling)
     plans = [_plan(config, index) for index in range(config.cory.num_agents)]
 
-    # The process's own device, where it is about messages between processes, is the first agent's.
+    # Messages between processes use the first agent's device.
     distributed.start(plans[0].device)
     distributed.check(config)
     for device in {plan.device for plan in plans}:
@@ -101,7 +99,7 @@ def make_agents(config: Config) -> list[Agent]:
 
 
 def _plan(config: Config, index: int) -> AgentPlan:
-    """Raises a UserError if the agent's device or its learner's TRL is not available."""
+    """Plans one agent. Raises a UserError if its device, or TRL for its learner, is not available."""
     settings = copy.copy(config.of_agent(index))
     settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
     learner_type = _learner_type(config.algorithm) if config.is_trained(index) else None
@@ -109,7 +107,7 @@ def _plan(config: Config, index: int) -> AgentPlan:
 
 
 def _learner_type(algorithm: AlgorithmName) -> "type[PPOLearner | GroupLearner]":
-    """The learner of an algorithm. Only PPO's imports TRL."""
+    """Returns the learner class of an algorithm. Only PPO imports TRL."""
     if algorithm != "ppo":
         return GroupLearner
     try:
@@ -126,8 +124,8 @@ def _learner_type(algorithm: AlgorithmName) -> "type[PPOLearner | GroupLearner]"
 
 
 def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
-    """The agents in groups that each start from one loaded model."""
-    if config.device_per_agent:  # they learn at the same time
+    """Groups the agents that share one loaded model."""
+    if config.device_per_agent:  # agents that learn at the same time share nothing
         return [[plan] for plan in plans]
     groups: list[list[AgentPlan]] = []
     for plan in plans:
@@ -140,7 +138,7 @@ def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[Age
 
 
 def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> list[Agent]:
-    """The agents of a group, all on one device, and what they share: the reference or the base."""
+    """Makes the agents of a group, all on one device, with the reference or the base that they share."""
     config = plans[0].config
     device = plans[0].device
     base, tokenizer = load_policy(config.model, device)
@@ -186,7 +184,7 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
 
 
 def _warn_of_other_support(sampling: SamplingConfig) -> None:
-    """Warns if tokens are drawn from another distribution than the policy at the sampling temperature."""
+    """Warns if tokens are not drawn from the policy's distribution at the sampling temperature."""
     usual = SamplingConfig()
     changed = [
         f"sampling.{key}: {getattr(sampling, key):g}"
@@ -195,14 +193,14 @@ def _warn_of_other_support(sampling: SamplingConfig) -> None:
     ]
     if changed:
         warnings.warn(
-            f"{', '.join(changed)}: samples are off-policy, as log-probabilities and KL are those of the whole "
+            f"{', '.join(changed)}: samples are off-policy, as log-probabilities and KL refer to the whole "
             "distribution",
             stacklevel=3,
         )
 
 
 def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
-    """Warns if all weights are to be trained in 16 bits. Numbers near 0.02 are then 0.0001 (bfloat16) apart."""
+    """Warns if all weights are trained in 16 bits: bfloat16 numbers near 0.02 are 0.0001 apart."""
     if base.dtype not in (torch.bfloat16, torch.float16):
         return
     dtype = str(base.dtype).removeprefix("torch.")
@@ -216,7 +214,7 @@ def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
 def _make_policies(
     plans: Sequence[AgentPlan], base: LanguageModel
 ) -> "dict[str, PolicyWithValueHead | WindowPolicy]":
-    """The policies of agents that start from `base`, in their wrappers, by the agents' names."""
+    """Returns the wrapped policies of agents that start from `base`, by agent name."""
     policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
     adapted = base  # with the adapters so far
     trained = [plan for plan in plans if plan.trained]
@@ -224,14 +222,14 @@ def _make_policies(
         policy = make_policy(plan, adapted)
         if plan.uses_lora:
             adapted = policy.pretrained_model
-        else:  # sharded at once, so that one whole copy is in memory at a time
+        else:  # sharded at once, so that only one full copy is in memory at a time
             policy = sharding.split(policy, plan.config.parallel, plan.config.precision)
         policies[plan.name] = policy
-    # A frozen agent is the unmodified base, which the others use as reference.
+    # A frozen agent is the unmodified base, which serves the others as reference.
     frozen = [plan for plan in plans if not plan.trained]
     for plan in frozen:
         policies[plan.name] = WindowPolicy(adapted)
-    # A base with adapters is sharded when it has those of all agents.
+    # A base with adapters is sharded only now that it has all agents' adapters.
     return {
         plan.name: sharding.split(policies[plan.name], plan.config.parallel, plan.config.precision)
         for plan in plans
@@ -239,7 +237,7 @@ def _make_policies(
 
 
 def make_policy(plan: AgentPlan, base: LanguageModel) -> "PolicyWithValueHead | WindowPolicy":
-    """An agent's policy in its wrapper: a copy of the base, or with LoRA the base with a new adapter."""
+    """Returns an agent's wrapped policy: a copy of the base, or with LoRA the base with a new adapter."""
     config = plan.config
     assert plan.learner_type is not None
     wrap = plan.learner_type.wrapper

@@ -1,4 +1,4 @@
-"""A chain of agents: who has which role (Eq. 5), what each role reads (Eq. 3), and how the chain answers queries."""
+"""A chain of agents: which agent has which role (Eq. 5), what each role reads (Eq. 3), and how queries are answered."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,18 +13,19 @@ from cory.rollout import Batch, Rollout
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
-LEAST_LOG_LIKELIHOOD = -10.0  # nats, of an answer; a smaller one counts as this
+LEAST_LOG_LIKELIHOOD = -10.0  # nats; lower bound on an answer's log-likelihood
 
 
 @dataclass(frozen=True)
 class RoleSchedule:
-    """Roles are positions in the chain: 0 is the pioneer, 1 the observer, and so on for longer chains.
+    """Assigns agents to roles, the positions in the chain: 0 is the pioneer, 1 the observer, and so on.
 
     An exchange only changes which agent holds which role, so nothing is copied and no state is lost.
 
     Args:
-        num_agents: number of agents. period: iterations between exchanges (T_REx); 0 for never.
-        length: roles in the chain; 0 for as many as agents. With more, an agent holds several roles.
+        num_agents: number of agents.
+        period: iterations between exchanges (T_REx); 0 for never.
+        length: number of roles in the chain; 0 for one per agent. If larger, agents hold several roles.
     """
 
     num_agents: int
@@ -32,9 +33,9 @@ class RoleSchedule:
     length: int = 0
 
     def order(self, k: int) -> tuple[int, ...]:
-        """The agents by role at iteration `k` (from 0): `order(k)[0]` is the index of the pioneer.
+        """Returns the agents' indices by role at iteration `k` (from 0); `order(k)[0]` is the pioneer's.
 
-        Every `period` iterations the chain turns by one place: with two agents the roles are swapped.
+        The chain rotates by one place every `period` iterations, which swaps the roles of two agents.
         """
         n, length = self.num_agents, self.length or self.num_agents
         turn = k // self.period if self.period else 0
@@ -46,10 +47,10 @@ class Chain:
     """Agents that answer one after the other, by role: the first one is the pioneer.
 
     Args:
-        agents: by role. An agent may stand twice: one LLM in both roles.
-        task: says what each role reads.
-        sampling: of roles without limits of their own.
-        transfer: whether later roles read the responses before them (`cory.knowledge_transfer`).
+        agents: the agents by role. An agent may occur twice: one LLM in both roles.
+        task: defines what each role reads.
+        sampling: sampling settings for roles without limits of their own.
+        transfer: whether later roles read earlier responses (`cory.knowledge_transfer`).
     """
 
     agents: Sequence[Agent]
@@ -61,7 +62,7 @@ class Chain:
         """Returns each role's responses to a batch of queries.
 
         Args:
-            generators: one for each role, which draws the tokens of its responses (`role_generators`).
+            generators: one per role, which draws the tokens of its responses (`role_generators`).
         """
         rollouts: list[Rollout] = []
         for role in range(len(self.agents)):
@@ -82,7 +83,7 @@ class Chain:
         """Returns the responses of one role.
 
         Args:
-            responses: of each earlier role; None: the role answers the query alone.
+            responses: the earlier roles' responses, one list per role. None: the role reads the query alone.
         """
         prompts = self.prompts(role, batch, responses)
         rollout = self.agents[role].respond(prompts, self.sampling_of(role, batch), generator)
@@ -92,7 +93,7 @@ class Chain:
     def prompts(
         self, role: int, batch: Batch, responses: Sequence[Sequence[str]] | None
     ) -> list[Prompt]:
-        """Returns what a role reads, a prompt for each of its responses (Eq. 3)."""
+        """Returns a role's prompts, one per response (Eq. 3)."""
         agent = self.agents[role]
         return self.task.prompts_of_role(
             role,
@@ -105,15 +106,15 @@ class Chain:
         )
 
     def sampling_of(self, role: int, batch: Batch) -> SamplingConfig:
-        """Returns how a role's responses are sampled: with its own limits, or the batch's."""
+        """Returns a role's sampling settings: the role's own limits where set, else the batch's."""
         common = replace(self.sampling, max_new_tokens=batch.max_new_tokens)
         return self.task.prompts.settings(role).sampling(common)
 
     def roll_out_unread(self, batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
-        """Returns the responses of each role after the first where it reads empty responses, for counterfactual credit.
+        """Returns later roles' responses to prompts with empty earlier responses, for counterfactual credit.
 
         Args:
-            generators: one for each role; the first one's draws nothing.
+            generators: one per role; the first one is unused.
         """
         rollouts = []
         for role in range(1, len(self.agents)):
@@ -124,17 +125,17 @@ class Chain:
     def information(
         self, batch: Batch, rollouts: Sequence[Rollout], chains_per_query: int
     ) -> torch.Tensor:
-        """Returns by how many nats the right answer is likelier after what the second role reads, (batch,).
+        """Returns how much the first role's response raises the right answer's log-likelihood, in nats: (batch,).
 
-        Likelier than after the same prompt with the response to another query. Answers are in the dataset's column
-        `answer`; the second role's agent gives their likelihoods, at least `LEAST_LOG_LIKELIHOOD`.
+        The baseline is the same prompt with a response to another query. The dataset's column `answer` holds the
+        answers; the second role's agent gives their log-likelihoods, clamped to at least `LEAST_LOG_LIKELIHOOD`.
 
         Args:
-            rollouts: of a chain of two roles.
-            chains_per_query: chains that answer the same query, side by side.
+            rollouts: the rollouts of a chain of two roles.
+            chains_per_query: number of chains that answer the same query; they are adjacent.
         """
         first, second = rollouts
-        # The same prompts with the first response of a chain that answers another query.
+        # The baseline's prompts hold the first response of a chain that answers another query.
         moved = [*first.completions[-chains_per_query:], *first.completions[:-chains_per_query]]
         responses = batch.earlier_responses(1, [replace(first, completions=moved)])
         prompts = self.prompts(1, batch, responses)
@@ -143,15 +144,15 @@ class Chain:
         likelihoods = self.agents[1].log_likelihoods(
             [*second.prompts, *prompts], [*answers, *answers]
         )
-        after_own, after_other = likelihoods.clamp(min=LEAST_LOG_LIKELIHOOD).chunk(2)
-        return after_own - after_other
+        given_response, given_other = likelihoods.clamp(min=LEAST_LOG_LIKELIHOOD).chunk(2)
+        return given_response - given_other
 
 
 def role_generators(
     seed: int, purpose: Purpose, num_roles: int, k: int = 0, rank: int = 0
 ) -> list[torch.Generator]:
-    """Returns a generator for each role's responses in iteration `k`, in the process `rank`.
+    """Returns a generator for each role's responses in iteration `k` on process `rank`.
 
-    Roles have generators of their own; otherwise an observer would reuse the draws that produced its input.
+    Roles have separate generators; otherwise an observer would reuse the draws that produced its input.
     """
     return [Stream(seed, purpose, k, role=role, process=rank).torch() for role in range(num_roles)]

@@ -1,13 +1,13 @@
-"""Talks to the agents of a run: the base and the agents in their roles answer what is typed. See docs/quick_start.md.
+"""Chats with a run: its base, and its agents in their roles, answer each line. See docs/quick_start.md.
 
     python -m cory.chat runs/imdb_cory_tiny
 
-A line is a prompt: text, or chat messages as JSON. Or it is a row: a JSON object with `prompt`, and the columns that
-prompts and reward read besides.
+A line is a prompt (text, or chat messages as JSON) or a row: a JSON object with `prompt` and the other columns that
+prompts and reward read.
 
     {"prompt": "What is 2 + 2?", "answer": "#### 4"}
 
-The same prompt typed again is answered anew. Ctrl-D ends the chat, with status 2 if a line could not be answered.
+Repeating a prompt draws new answers. Ctrl-D ends the chat, with status 2 if a line could not be answered.
 """
 
 import json
@@ -27,9 +27,9 @@ from cory.task_kinds import kind_of_run, run_config
 
 
 class Chat:
-    """A run's agents in the roles that they began with, and the base of the first agent. All models stay in memory.
+    """A run's agents in their initial roles, and the first agent's base. All models stay in memory.
 
-    Raises a UserError: the run has not ended or was made in Python, or its data or models are not those of the run.
+    Raises a UserError if the run has not ended or was made in Python, or if data or models have changed since.
     """
 
     def __init__(self, run: Path, device: str = "auto") -> None:
@@ -46,7 +46,7 @@ class Chat:
         for note in check_run(run, self.config, self.task):
             print(f"Note: {note}", file=sys.stderr)
 
-        # Here, as torch takes seconds: what is wrong above is said at once.
+        # Imported late: torch takes seconds, and errors above should appear at once.
         from cory.evaluation.answer import load_agent
         from cory.parallel.devices import choose_device
 
@@ -58,20 +58,20 @@ class Chat:
             index = role % len(agents)
             self.names.append(f"agent_{index + 1} as {self.task.prompts.name(role)}")
             answering.append(agents[index])
-        # Each with itself as its base, as no KL is computed.
-        here = choose_device(device)
+        # No KL is computed, so each model serves as its own base.
+        chat_device = choose_device(device)
         self.models = [
-            load_agent(source._replace(base=source.model), here, Config())[0]
+            load_agent(source._replace(base=source.model), chat_device, Config())[0]
             for source in answering
         ]
-        self.lines = 0  # answered so far
+        self.lines = 0  # number of lines answered so far
 
     def answer(self, line: str) -> list[str]:
-        """Lines to print: the response of the base and of each role, with their rewards.
+        """Returns lines to print: the responses of the base and of each role, with their rewards.
 
-        Raises a UserError if the line is a wrong row, or too long for a model.
+        Raises a UserError if the line is an invalid row, or too long for a model.
         """
-        # Here, as they import torch.
+        # Imported late, as they import torch.
         from cory.chain import Chain, role_generators
         from cory.rewards import score_rollouts, score_team
         from cory.rollout import Batch
@@ -92,13 +92,13 @@ class Chat:
         try:
             if self.task.rewards:
                 scores = score_rollouts(self.task.reward, batch, rollouts)
-                rewards = [f"{of_role.total.item():+.2f}" for of_role in scores]
+                rewards = [f"{role_scores.total.item():+.2f}" for role_scores in scores]
             team_reward = score_team(self.task.team, batch, rollouts[1:])
             if team_reward is not None:
                 notes.append(f"team reward {team_reward.item():+.2f}")
         except Exception as error:  # such as a column that a prompt lacks, or that has another type
             notes.append(f"no reward: {one_line(f'{type(error).__name__}: {error}')}")
-        # Indented, as a response may look like the next one's line.
+        # Continuation lines are indented, as they could look like the next answer.
         shown = [printable(text).replace("\n", "\n  ") for text in texts]
         answers = [" ".join(parts) for parts in zip(self.names, rewards, shown, strict=True)]
         return [*answers, *notes]
@@ -122,9 +122,9 @@ class Chat:
             raise UserError(f"row: expected a JSON object with {', '.join(missing)}, got {line!r}")
         first = self.task.dataset[0]["prompt"]
         if isinstance(first, list) and isinstance(row["prompt"], str):
-            # The last turn after what stands before it in the data, such as a system message.
+            # The text becomes the last turn, after the data's earlier messages, such as a system message.
             row["prompt"] = [*first[:-1], {"role": "user", "content": row["prompt"]}]
-        from cory.checks import check_prompt  # it imports torch
+        from cory.checks import check_prompt  # imports torch, so not above
 
         check_prompt(row["prompt"], "prompt")
         return row
@@ -139,7 +139,7 @@ def run() -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  (lets `input` edit lines)
     if hasattr(sys.stdin, "reconfigure"):
-        # So that a line which is not UTF-8 is refused by itself, in `answer`.
+        # Lets `answer` refuse a line that is not UTF-8 without ending the chat.
         sys.stdin.reconfigure(errors="surrogateescape")
     status = 0
     while True:

@@ -1,6 +1,6 @@
-"""Whether data, functions and templates fit each other, and whether a configuration and agents fit them.
+"""Checks that data, functions and templates fit each other, the configuration and the agents.
 
-Each check raises a UserError, before training time is spent.
+Each check raises a UserError before training time is spent.
 """
 
 import inspect
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cory.agent import Agent
 
 CHAT_ROLES = ("system", "user", "assistant")
-# Names in metrics.jsonl and of an evaluation's columns that a task's metrics cannot have.
+# Names that a task's metrics cannot have: keys of metrics.jsonl, and columns of an evaluation.
 RECORDED = {
     *TITLES,
     *(field.name for field in fields(UpdateStats)),
@@ -37,7 +37,7 @@ RECORDED = {
     "greedy",
     "copied",
 }
-# What functions are passed besides the dataset's columns.
+# Arguments of functions besides the dataset's columns.
 PASSED = ("prompts", "completions", "completion_ids", "chains", "role", "rewards")
 
 
@@ -47,7 +47,7 @@ PASSED = ("prompts", "completions", "completion_ids", "chains", "role", "rewards
 def check_functions(
     rewards: Sequence[Reward], team: Reward | None, metrics: Iterable[str], extract: Any
 ) -> None:
-    """Checks that there is a reward, that names differ, and that `extract` is no async function."""
+    """Checks that there is a reward, that names differ, and that `extract` is not async."""
     if not rewards and team is None:
         raise UserError("task.reward: expected a reward or a team_reward, got neither")
     names = [reward.short_name for reward in rewards]
@@ -56,9 +56,9 @@ def check_functions(
             f"task.reward: expected functions of different names, got {names}. Rename one, in its file or by "
             "Reward(function, name=...)"
         )
-    of_rewards = [f"reward_{name}" for name in names] if len(names) > 1 else []
+    reward_metrics = [f"reward_{name}" for name in names] if len(names) > 1 else []
     for name in metrics:
-        if name in RECORDED or name in of_rewards:
+        if name in RECORDED or name in reward_metrics:
             raise UserError(f"task.metrics: expected a name that no other metric has, got {name!r}")
     if inspect.iscoroutinefunction(extract):
         raise UserError("task.extract: expected a function, got an async one")
@@ -71,19 +71,19 @@ def check_rows(
     metrics: Mapping[str, Function],
     prompts: RolePrompts,
 ) -> None:
-    """Checks that rows have prompts, and what functions and templates read."""
+    """Checks that rows have prompts and the columns that functions and templates read."""
     names = dataset.column_names
     if "prompt" not in names:
         raise UserError(f"dataset: expected a column 'prompt', got {names}")
-    twice = [name for name in PASSED if name in names]
-    if twice:
-        raise UserError(f"dataset: expected no columns {twice}, as rewards are passed them")
+    reserved = [name for name in PASSED if name in names]
+    if reserved:
+        raise UserError(f"dataset: expected no columns {reserved}, as rewards are passed them")
     others = [name for name in names if name != "prompt"]
-    of_response = ["prompts", "completions", "role", *others]
+    arguments = ["prompts", "completions", "role", *others]
     for reward in rewards:
-        accepted_columns(f"reward {reward}", reward.function, ["completion_ids", *of_response])
+        accepted_columns(f"reward {reward}", reward.function, ["completion_ids", *arguments])
     for name, function in metrics.items():
-        accepted_columns(f"metric {name}", function, ["rewards", *of_response])
+        accepted_columns(f"metric {name}", function, ["rewards", *arguments])
     if team is not None:
         accepted_columns(f"team reward {team}", team.function, ["prompts", "chains", *others])
     for row, prompt in enumerate(dataset["prompt"][:]):
@@ -98,7 +98,7 @@ def check_rows(
 
 
 def check_prompt(prompt: Any, where: str) -> None:
-    """Checks that a query is text, or chat messages ending with the user's, and not empty."""
+    """Checks that a query is non-empty text, or chat messages ending with the user's."""
     if isinstance(prompt, str) and prompt:
         return
     is_chat = isinstance(prompt, list) and all(
@@ -109,15 +109,15 @@ def check_prompt(prompt: Any, where: str) -> None:
     )
     if not (is_chat and prompt and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
         raise UserError(
-            f"{where}: expected text or chat messages of {{role, content}}, roles {', '.join(CHAT_ROLES)}, the last "
-            f"one user, with text, got {prompt!r}"
+            f"{where}: expected text or chat messages of {{role, content}} with roles {', '.join(CHAT_ROLES)}, the "
+            f"last one the user's, not empty, got {prompt!r}"
         )
 
 
 def check_templates(prompts: RolePrompts, columns: Iterable[str]) -> None:
-    """Checks that templates name columns, earlier roles and other placeholders, and at least one.
+    """Checks that templates have placeholders and that all of them are known: columns, earlier roles and the like.
 
-    Also that no role has the name of a column, as it would hide that in a template.
+    Also checks that no role has a column's name, since a template could not tell them apart.
     """
     columns = set(columns)
     for role in range(max(2, len(prompts.roles))):
@@ -153,20 +153,21 @@ def check_fits(
     held_out: Dataset | None,
     rows_per_query: int,
 ) -> None:
-    """Checks that rows are enough for an iteration, have what `cory.credit` needs, and fit the agents' contexts.
+    """Checks that rows suffice for an iteration, have what `cory.credit` needs, and fit the agents' contexts.
 
     Args:
-        dataset, held_out: the rows of training, and held-out ones.
-        rows_per_query: rows of training, one after the other, that are one query.
+        dataset: training rows.
+        held_out: held-out rows, if any.
+        rows_per_query: number of consecutive training rows that form one query.
     """
     size = rows_per_query
     if size > 1:
         _check_queries(dataset, prompts, size)
     if len(dataset) < config.queries_per_iteration * size:
-        what = "rows" if size == 1 else f"queries of {size} rows"
+        unit = "rows" if size == 1 else f"queries of {size} rows"
         raise UserError(
             "dataset: expected at least ppo.batch_size / (group_size * branches) = "
-            f"{config.queries_per_iteration} {what}, got {len(dataset) // size}"
+            f"{config.queries_per_iteration} {unit}, got {len(dataset) // size}"
         )
     distinct = {(id(agent.tokenizer), agent.context_length): agent for agent in agents}
     if config.cory.credit == "information" and config.cory.num_roles > 1:
@@ -175,7 +176,7 @@ def check_fits(
 
 
 def _check_queries(dataset: Dataset, prompts: RolePrompts, size: int) -> None:
-    """Checks that each `size` rows have the same prompt, and are alike in what else the first role reads."""
+    """Checks that each group of `size` rows agrees on the prompt and on all else that the first role reads."""
     if len(dataset) % size:
         raise UserError(
             f"dataset: expected a multiple of branches = {size} rows with task.row_per_branch: true, got {len(dataset)}"
@@ -195,8 +196,9 @@ def _check_queries(dataset: Dataset, prompts: RolePrompts, size: int) -> None:
 def _check_answers(
     config: Config, agents: Iterable["Agent"], prompts: RolePrompts, dataset: Dataset
 ) -> None:
-    """For `cory.credit: information`: checks that each row has a text in the column `answer` that is no longer than a
-    response of the second role always may be.
+    """Checks, for `cory.credit: information`, that each row's `answer` is a text within the second role's length limit.
+
+    The limit is the smallest one that can be drawn.
     """
     names = dataset.column_names
     if "answer" not in names:
@@ -214,7 +216,7 @@ def _check_answers(
     # Prompts leave room for the shortest limit, so that the answer has room in every iteration.
     limit = prompts.settings(1).max_new_tokens or config.sampling.min_new_tokens
     rendered = dataset["prompt"][:]
-    if prompts.function(1) is None:  # it is called when there is something to read
+    if prompts.function(1) is None:  # prompt functions are called only with real responses
         rendered = prompts.render_rows(1, dataset[:], [[""] * len(answers)])
     for agent in agents:
         for row, ids in enumerate(agent.encode_responses(rendered, answers)):
@@ -232,21 +234,22 @@ def _check_contexts(
     dataset: Dataset,
     held_out: Dataset | None,
 ) -> None:
-    """Checks that prompts fit each agent's context with the longest responses that a role reads and writes.
+    """Checks that prompts fit each agent's context, with the longest responses that a role reads and writes.
 
     Args:
-        agents: one of each tokenizer and context; the first is the first agent.
+        agents: one agent per tokenizer and context length, the run's first agent first.
     """
-    counts = []  # of rows that are too long, in each dataset that has some
-    fitting: list[int] = []  # the most tokens of a query up to which all rows of such a dataset fit
-    longest = (0, "")  # by how many tokens it does not fit, and which prompt it is
-    for what, rows in (("rows", dataset), ("held-out rows", held_out)):
+    # One entry per dataset with rows that are too long: their number, and the query length up to which all rows fit.
+    counts: list[str] = []
+    fitting: list[int] = []
+    longest = (0, "")  # the longest prompt: its excess in tokens, and a description
+    for kind, rows in (("rows", dataset), ("held-out rows", held_out)):
         if rows is None:
             continue
         too_long: set[int] = set()
         for role in range(config.cory.num_roles):
-            if prompts.function(role) is not None:  # it is called when there is something to read
-                continue
+            if prompts.function(role) is not None:
+                continue  # prompt functions are called only with real responses
             reads = prompts.reads(role) if config.cory.knowledge_transfer else []
             responses = sum(
                 prompts.settings(index).max_new_tokens or config.sampling.max_new_tokens
@@ -264,7 +267,7 @@ def _check_contexts(
                 )
                 longest = max(longest, (max(lengths) + responses - context, which))
         if too_long:
-            counts.append(f"{len(too_long)} of {len(rows)} {what}")
+            counts.append(f"{len(too_long)} of {len(rows)} {kind}")
             queries = _prompt_lengths(config, prompts, rows, 0, agents[0])
             fitting.append(min(queries[row] for row in too_long) - 1)
     if not counts:
@@ -274,7 +277,7 @@ def _check_contexts(
     remedy = f"Prompts of at most {longest_kept} tokens fit: see task.max_prompt_tokens"
     if not longest_kept:
         remedy = (
-            "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or those of the roles, or shorten "
+            "No row would be left: lower sampling.min_new_tokens and max_new_tokens, or the roles' limits, or shorten "
             "the prompts' templates"
         )
     raise UserError(
@@ -286,7 +289,7 @@ def _check_contexts(
 def _prompt_lengths(
     config: Config, prompts: RolePrompts, rows: Dataset, role: int, agent: "Agent"
 ) -> list[int]:
-    """The tokens of each row's prompt, where all responses that stand in it are empty; refuses a prompt without any."""
+    """Returns the prompts' lengths in tokens, with empty responses. Raises a UserError if a prompt has no tokens."""
     reads_responses = role > 0 and config.cory.knowledge_transfer
     empty = [[""] * len(rows)] * role if reads_responses else None
     rendered = prompts.render_rows(role, rows[:], empty)

@@ -25,28 +25,28 @@ from cory.process import is_first
 
 @dataclass(frozen=True)
 class Loaded:
-    """What FILE.py:NAME stands for: the function or class, FILE.py:NAME without folders, and the hash of the file."""
+    """A function or class named by FILE.py:NAME, with that name (without folders) and the file's hash."""
 
     value: Callable[..., Any]
     name: str
     sha256: str
 
 
-# The modules of the files that this process has run, by path and hash: a reward and a callback of one file share it.
+# Modules of the files run by this process, by path and hash, so that functions of one file share its module.
 _MODULES: dict[tuple[Path, str], ModuleType] = {}
 
 
 def load_code(key: str, full_name: str) -> Loaded:
-    """The function or class that FILE.py:NAME stands for.
+    """Loads the function or class named by FILE.py:NAME.
 
-    The hash is that of the file alone, not of what it imports. Files beside it are imported by
-    `from . import helper`.
+    The hash covers only the file, not its imports. The file can import files beside it by `from . import helper`.
 
     Args:
-        key: of the settings, for messages.
+        key: key of the settings, for messages.
+        full_name: FILE.py:NAME.
 
-    Raises a UserError: the file is missing, raises an error while it is loaded, or has no such
-    function (of `callbacks`: class).
+    Raises a UserError if the file is missing, raises an error while it is loaded, or has no such function (for
+    `callbacks`: class).
     """
     file, _, name = full_name.rpartition(":")
     path = Path(file).resolve()
@@ -64,17 +64,17 @@ def load_code(key: str, full_name: str) -> Loaded:
 
 
 def is_code(text: str) -> bool:
-    """Whether a template is none, but the name of a function: FILE.py:NAME."""
+    """Whether a text is not a template but names a function, FILE.py:NAME."""
     return re.fullmatch(r"[^{}\n]+\.py:\w+", text) is not None
 
 
 def as_list(names: list[str] | str) -> list[str]:
-    """Names, of which a single one need not be a list."""
+    """Returns names as a list; a single name may be given as text."""
     return [names] if isinstance(names, str) else names
 
 
 def announce_prompts(run: Path, config: Config) -> None:
-    """Says which files' code the prompts of a run's roles name, before it is run."""
+    """Prints which code files the prompts of a run's roles name, before running them."""
     prompts = [role.prompt for role in config.roles if role.prompt and is_code(role.prompt)]
     _announce(run, prompts)
 
@@ -82,11 +82,11 @@ def announce_prompts(run: Path, config: Config) -> None:
 def announce_files(
     run: Path, config: Config, changed: Container[str], callbacks: bool = False
 ) -> None:
-    """Says which files' code a run's config.yaml names, but for prompts, before it is run.
+    """Prints which code files a run's config.yaml names, except in prompts, before running them.
 
     Args:
-        config: the run's settings, with what the command line changes.
-        changed: the keys that the command line changes, dotted: what they name is the user's own.
+        config: the run's settings, including changes by the command line.
+        changed: dotted keys changed by the command line; they name the user's own code.
         callbacks: whether the run's callbacks are loaded, too.
     """
     task = getattr(config, "task", None)
@@ -111,14 +111,14 @@ def _announce(run: Path, names: Sequence[str]) -> None:
 
 
 def awaited(results: Sequence[Any]) -> list[Any]:
-    """The results, with what the coroutines among them return. These run concurrently."""
+    """Returns the results, awaiting coroutines among them concurrently."""
     if not any(map(inspect.isawaitable, results)):
         return list(results)
 
     async def one(result: Any) -> Any:
         try:
             return await result if inspect.isawaitable(result) else result
-        except SystemExit as error:  # would end the loop's thread, for which this one waits
+        except SystemExit as error:  # would end the loop's thread, so that `result()` never returns
             raise RuntimeError("an async function has called sys.exit") from error
 
     async def together() -> list[Any]:
@@ -129,18 +129,18 @@ def awaited(results: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """One for all calls, as HTTP clients stay bound to theirs; in a thread, as a notebook runs its own."""
+    """Returns one loop for all calls, as HTTP clients stay bound to theirs; in a thread, as notebooks run their own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
 
 
 def _run(key: str, path: Path, source: bytes) -> ModuleType:
-    """Runs these bytes, not what a bytecode cache may have of the file, as a module of a package that is its folder."""
+    """Runs `source` as a module in a package for the file's folder, bypassing any bytecode cache."""
     package = f"folder_{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}"
     if package not in sys.modules:
         sys.modules[package] = ModuleType(package)
-        sys.modules[package].__path__ = [str(path.parent)]  # where relative imports look
+        sys.modules[package].__path__ = [str(path.parent)]  # for relative imports
     spec = spec_from_file_location(f"{package}.{path.stem.replace('.', '_')}", path)
     assert spec is not None
     module = module_from_spec(spec)
@@ -150,7 +150,7 @@ def _run(key: str, path: Path, source: bytes) -> ModuleType:
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
-        place = f"{path.name}, line {lines[-1]}" if lines else path.name
-        # The text of a SyntaxError names file and line.
-        raise UserError(f"{key}: {place}: {type(error).__name__}: {error}") from None
+        location = f"{path.name}, line {lines[-1]}" if lines else path.name
+        # A SyntaxError's message names file and line itself.
+        raise UserError(f"{key}: {location}: {type(error).__name__}: {error}") from None
     return module

@@ -1,8 +1,8 @@
-"""Flags and YAML files to settings, and how a command ends. Importing this does not import torch.
+"""Reads settings from flags and YAML files, and runs a command's main function. Importing this does not import torch.
 
-argparse reads flags, PyYAML's safe loader reads files, pydantic judges the values (`cory/settings.py`). A configuration
-is data: nothing that it names is imported or run, but the FILE.py:NAME of rewards, metrics, prompts and callbacks,
-later.
+argparse reads flags, PyYAML's safe loader reads files, and pydantic validates the values (`cory/settings.py`). A
+configuration is data: reading it imports and runs nothing. Only the FILE.py:NAME of rewards, metrics, prompts and
+callbacks is run, later.
 """
 
 import argparse
@@ -40,19 +40,19 @@ from cory.settings import (
 )
 
 C = TypeVar("C", bound=Config)
-# Refused as flags where a single agent is trained; in a file they are for the scripts that train several.
+# Refused as flags by scripts that train a single agent. In a file they are allowed: other scripts share it.
 KEYS_OF_SEVERAL = ("cory.num_agents", "cory.chain_length", "branches")
-LONGEST = 200  # letters of a name, of 255 bytes that file systems take
-# What PEFT and torch say of their own calls.
+LONGEST = 200  # letters in a folder's name; file systems take 255 bytes
+# Warnings by PEFT and torch about their own calls.
 IGNORED_WARNINGS = (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor")
 
 
 def main(work: Callable[[], None]) -> None:
-    """Runs a command's work. A UserError or a full disk ends it with a message and status 2, Ctrl-C with status 130."""
+    """Runs a command. A UserError or a full disk ends it with a message and status 2, Ctrl-C with status 130."""
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for stream in (sys.stdout, sys.stderr):
-        # A text that the terminal cannot show is no reason to end.
+        # Characters that the terminal cannot show must not end the program.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -61,11 +61,11 @@ def main(work: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # what read the output, such as head, has closed it
+    except BrokenPipeError:  # the reader of the output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
-        # What a full disk raises depends on the library that writes.
+        # The exception for a full disk depends on the library that writes.
         if not isinstance(error, UserError) and "No space left on device" not in str(error):
             raise
         print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
@@ -73,22 +73,22 @@ def main(work: Callable[[], None]) -> None:
 
 
 def _end_process_group() -> None:
-    """Ends a process that is one of several, together with the others."""
+    """Ends this process together with the run's other processes, if there are any."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized():
         return
-    # One that leaves early takes connections with it, which aborts the others.
+    # A process that leaves early closes its connections, which aborts the others.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    # All is written and closed. While Python ends, threads of libtorch that still want its lock may abort the process
-    # ("terminate called without an active exception"), and torchrun then takes the run for failed.
+    # All files are written and closed. During Python's shutdown, libtorch threads that still want the interpreter lock
+    # may abort the process ("terminate called without an active exception"), which torchrun would report as a failure.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 class Arguments(argparse.ArgumentParser):
-    """argparse's parser: `--help` shows `description`, a module's docstring, verbatim; mistakes raise a UserError."""
+    """argparse's parser, with `description` (a module's docstring) shown verbatim, and a UserError for mistakes."""
 
     def __init__(self, description: str | None, **options: Any) -> None:
         super().__init__(
@@ -106,16 +106,16 @@ class Arguments(argparse.ArgumentParser):
         words = sys.argv[1:] if argv is None else argv
         flags = [word.partition("=")[0] for word in words]
         for action in self._actions:
-            twice = sum(flags.count(option) for option in action.option_strings) > 1
-            if twice and not isinstance(action, argparse._AppendAction):
+            is_repeated = sum(flags.count(option) for option in action.option_strings) > 1
+            if is_repeated and not isinstance(action, argparse._AppendAction):
                 print(
                     f"--{action.dest} is given several times; the last one counts", file=sys.stderr
                 )
         parsed, rest = self.parse_known_args(words)
         for word in rest:
             if word.startswith("--"):
-                known = [action.dest for action in self._actions]
-                raise UserError(unknown_key(word[2:].partition("=")[0], known))
+                names = [action.dest for action in self._actions]
+                raise UserError(unknown_key(word[2:].partition("=")[0], names))
         if rest:
             raise UserError(f"{rest[0]}: unexpected argument; flags are such as --seed 1")
         return parsed
@@ -127,7 +127,7 @@ class Arguments(argparse.ArgumentParser):
 def add_flags(
     parser: argparse.ArgumentParser, kind: type[Settings], without: Sequence[str] = ()
 ) -> None:
-    """A flag for each key of settings but those of `without`, such as `--ppo.batch_size VALUE`."""
+    """Adds a flag for each key of settings, such as `--ppo.batch_size VALUE`, except the keys in `without`."""
     texts = documented(kind)
     for key, hint in keys(kind).items():
         if key in without:
@@ -137,14 +137,14 @@ def add_flags(
             f"--{key}",
             default=argparse.SUPPRESS,
             nargs="?" if hint is bool else None,
-            const="true" if hint is bool else None,  # of a flag alone
+            const="true" if hint is bool else None,  # the value of a flag without one
             metavar=f"{{{','.join(choices)}}}" if choices else "VALUE",
             help=texts[key].replace("%", "%%"),
         )
 
 
 def show_values(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> None:
-    """Ends the help of each flag with the value of its key."""
+    """Appends each key's value to the help of its flag."""
     for action in parser._actions:
         if action.dest in values:
             value = json.dumps(values[action.dest], ensure_ascii=False, default=str)
@@ -152,7 +152,7 @@ def show_values(parser: argparse.ArgumentParser, values: Mapping[str, Any]) -> N
 
 
 def documented(kind: type[Settings], prefix: str = "") -> dict[str, str]:
-    """What each key of settings is, dotted, from the `Args` of the classes."""
+    """Returns the documentation of each dotted key, from the `Args` sections of the classes."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, args = (inspect.getdoc(base) or "").partition("\nArgs:\n")
@@ -164,7 +164,7 @@ def documented(kind: type[Settings], prefix: str = "") -> dict[str, str]:
 
 
 def flag_values(kind: type[Settings], texts: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of flags, by their keys. An unknown key stays as it is; whoever uses it refuses it."""
+    """Converts flags to values, by key. An unknown key is passed on unchanged; the code that uses it refuses it."""
     hints = keys(kind)
     return {
         key: _value(text, hints[key]) if key in hints and isinstance(text, str) else text
@@ -173,7 +173,7 @@ def flag_values(kind: type[Settings], texts: Mapping[str, Any]) -> dict[str, Any
 
 
 def _value(text: str, hint: Any) -> Any:
-    """The value of a flag: its text, read as YAML where its key takes something else than texts."""
+    """Returns a flag's value: its text, parsed as YAML if the key takes anything but text."""
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     others = [get_origin(member) or member for member in members if member is not str]
     if Literal in others:
@@ -184,7 +184,7 @@ def _value(text: str, hint: Any) -> Any:
         value = parse_yaml(text)
     except UNREADABLE:
         return text
-    if value is None and text != "null":  # an empty text, or a comment
+    if value is None and text != "null":  # YAML reads an empty text or a comment as null
         return text
     takes_texts = len(others) < len(members)
     return text if takes_texts and type(value) not in others else value
@@ -200,19 +200,20 @@ def read_config(
     single_agent: bool = False,
     argv: Sequence[str] | None = None,
 ) -> tuple[C, str]:
-    """The settings of this process's command line, and the run's name, which is announced.
+    """Reads the settings from this process's command line; returns them with the run's name, and announces the run.
 
-    `--config FILE`, else `default`, is read, then flags such as `--ppo.batch_size 64` change it. `--resume RUN` takes
-    the run's own settings in place of `default`. `--help`, `--version` and `--print_config` print, and end the program.
+    Flags such as `--ppo.batch_size 64` change the values in `--config FILE`, else in `default`. `--resume RUN` reads
+    the run's settings in place of `default`. `--help`, `--version` and `--print_config` print and end the program.
 
     Args:
-        default: a configuration that comes with cory, such as configs/imdb/tiny.yaml; None: --config is needed.
-        prefix: begins the run's name, such as imdb_cory.
-        single_agent: trains the first agent alone, in one role, whatever the file says.
-        argv: None: the command line of the process.
+        kind: class of the settings.
+        default: a configuration shipped with cory, such as configs/imdb/tiny.yaml. None: the class's defaults.
+        prefix: first part of the run's name, such as imdb_cory.
+        single_agent: keep only the first agent, in one role, whatever the file says.
+        argv: arguments. None: the command line of the process.
 
-    Raises a UserError, by the key: a file is missing or not YAML, a key is unknown, a value is of another type or out
-    of range, values contradict each other, the tracker is not installed.
+    Raises a UserError that names the key if a file is missing or not YAML, a key is unknown, a value has a wrong type
+    or is out of range, values contradict each other, or the tracker is not installed.
     """
     if argv is None:
         process.from_command_line = True
@@ -236,21 +237,21 @@ def read_config(
 def load(
     kind: type[C], default: str | Path | None, argv: Sequence[str], single_agent: bool = False
 ) -> C:
-    """The settings of a command line: see `read_config`, which also names the run."""
+    """Reads the settings from a command line, like `read_config`, but without naming the run."""
     return _read_line(kind, default, argv, single_agent)[0]
 
 
 def _read_line(
     kind: type[C], default: str | Path | None, argv: Sequence[str], single_agent: bool
 ) -> tuple[C, Path | None, dict[str, Any]]:
-    """The settings, the file that they are read from, and the values of the flags that differ from it."""
+    """Returns the settings, the file that they come from, and the flags that change a value."""
     if "--version" in argv:
         print(version("cory"))
         sys.exit(0)
     parser = Arguments(
         sys.modules["__main__"].__doc__,
         usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
-        add_help=False,  # it shows the values of the file, which is read first
+        add_help=False,  # our --help shows the values of the file, which must be read first
     )
     parser.add_argument("--help", "-h", action="store_true", help="print this, and end")
     parser.add_argument("--version", action="store_true", help="print the version, and end")
@@ -264,8 +265,8 @@ def _read_line(
 
     run = _resumed_run(flags.get("resume"))
     file = _file(parsed.config, run, default)
-    of_file = {} if file is None else _values_of(file, kind)
-    values = dotted(kind, asdict(kind())) | of_file
+    file_values = {} if file is None else _values_of(file, kind)
+    values = dotted(kind, asdict(kind())) | file_values
     if parsed.help:
         show_values(parser, values)
         parser.print_help()
@@ -293,8 +294,8 @@ def _read_line(
         config.check()
     except UserError as error:
         key = str(error).partition(":")[0]
-        # An entry of a list, such as agents.1.device, came with the list.
-        in_file = [name for name in of_file if f"{key}.".startswith(f"{name}.")]
+        # An entry of a list, such as agents.1.device, is part of the list's value.
+        in_file = [name for name in file_values if f"{key}.".startswith(f"{name}.")]
         where = f"{file}: " if in_file and in_file[0] not in flags else ""
         advice = " (a run is continued by the script that made it)" if where and run else ""
         raise UserError(f"{where}{error}{advice}") from None
@@ -306,7 +307,7 @@ def _read_line(
 
 
 def _values_of(file: Path, kind: type[Settings]) -> dict[str, Any]:
-    """What a file says, by dotted keys."""
+    """Returns a file's values by dotted key."""
     content = read_yaml(file)
     try:
         return dotted(kind, content)
@@ -315,7 +316,7 @@ def _values_of(file: Path, kind: type[Settings]) -> dict[str, Any]:
 
 
 def _file(name: str | None, run: Path | None, default: str | Path | None) -> Path | None:
-    """The file of settings that is read; None: the defaults are. Raises a UserError if it does not exist."""
+    """Returns the file to read settings from; None for the defaults. Raises a UserError if it does not exist."""
     if name is not None:
         file = Path(name)
         if not file.exists() and file.parts[:1] == ("configs",):
@@ -332,7 +333,7 @@ def _file(name: str | None, run: Path | None, default: str | Path | None) -> Pat
 
 
 def _resumed_run(resume: str | None) -> Path | None:
-    """The folder of the run that `--resume` names. Raises a UserError if it is none."""
+    """Returns the folder that `--resume` names. Raises a UserError if it is not a run's."""
     if resume in (None, "auto"):
         return None
     run = Path(resume)
@@ -342,9 +343,9 @@ def _resumed_run(resume: str | None) -> Path | None:
 
 
 def shipped(name: str) -> Path:
-    """A configuration that comes with cory, by its path in a checkout, such as configs/imdb/tiny.yaml.
+    """Finds a configuration shipped with cory by its path in a checkout, such as configs/imdb/tiny.yaml.
 
-    An installed package has these files in `cory/configs`. Other files keep their names.
+    An installed package has these files in `cory/configs`. Paths of other files are returned unchanged.
     """
     package = Path(__file__).resolve().parent
     for folder in (package, package.parent):
@@ -353,7 +354,7 @@ def shipped(name: str) -> Path:
     return Path(name)
 
 
-# What is said of a run before the libraries are loaded, which takes seconds
+# The announcement of a run, printed before the libraries are loaded, which takes seconds
 
 
 def _announce(config: Config, name: str) -> None:
@@ -370,7 +371,7 @@ def _is_of_run(file: Path) -> bool:
 
 
 def _setting_name(file: Path | None, prefix: str) -> str:
-    """The prefix and the file's name, or that of the run whose settings it has."""
+    """Returns prefix and file name, or the name of the run that the file belongs to."""
     if file is None:
         return prefix or "cory"
     if _is_of_run(file):
@@ -379,11 +380,11 @@ def _setting_name(file: Path | None, prefix: str) -> str:
 
 
 def run_name(setting: str, changed: Mapping[str, Any]) -> str:
-    """The name of a run: its setting, and what its flags have changed there, unless that may differ on resume.
+    """Returns the name of a run: its setting and the changed values, except of keys that may change on resume.
 
     Args:
-        setting: of the method and the configuration file, such as imdb_cory_tiny.
-        changed: keys, dotted, and their values.
+        setting: name of the method and the configuration file, such as imdb_cory_tiny.
+        changed: changed values by dotted key.
 
     >>> run_name("imdb_cory_tiny", {"cory.credit": "causal", "iterations": 20, "seed": 3})
     'imdb_cory_tiny-credit=causal-seed3'
@@ -398,13 +399,13 @@ def run_name(setting: str, changed: Mapping[str, Any]) -> str:
             parts.append(name)
             continue
         text = Path(value).name if isinstance(value, str) else json.dumps(value)
-        # Seeds as in the runs of an experiment, which reports put together.
+        # Seeds are written as in an experiment's runs, which reports group by this suffix.
         parts.append(f"seed{text}" if key == "seed" else f"{name}={text}")
     return _folder_name(parts)
 
 
 def evaluation_name(models: Sequence[str]) -> str:
-    """The name of an evaluation: that of its run, or the short labels of several.
+    """Returns the name of an evaluation, made from its run's label, or from the short labels of several runs.
 
     >>> evaluation_name(["runs/imdb_cory_tiny-seed3", "runs/imdb_ppo_tiny-seed3"])
     'evaluation-imdb_cory_tiny-imdb_ppo_tiny'
@@ -415,7 +416,7 @@ def evaluation_name(models: Sequence[str]) -> str:
 
 
 def _folder_name(parts: list[str]) -> str:
-    """The parts as the name of a folder on any system, without the longest where it had more than LONGEST letters."""
+    """Joins parts to a folder name that any system accepts, dropping the longest ones beyond LONGEST letters."""
     while len("-".join(parts)) > LONGEST and len(parts) > 1:
         parts.remove(max(parts[1:], key=len))
     return re.sub(r"[^\w.=+-]", "_", "-".join(parts))[:LONGEST]

@@ -1,10 +1,10 @@
-"""The settings of a run, and of an evaluation: pydantic dataclasses whose keys are all documented, checked and read.
+"""The settings of a run and of an evaluation: pydantic dataclasses whose keys are all documented, checked and read.
 
-The defaults are the paper's (Table 1) where it states one. A task adds its own
-block by subclassing `Config` (`imdb_train/config.py`). How settings are read and refused: `cory/settings.py`.
+Defaults are the paper's (Table 1) where it states them. A task adds its own block by subclassing `Config`
+(`imdb_train/config.py`). `cory/settings.py` reads settings from files.
 
-An unknown name, a value of another type or out of its range is refused where it is assigned. Combinations of keys are
-checked by `check()`, which whoever uses the settings calls first.
+Assigning an unknown name, or a value with a wrong type or out of range, raises an error at once. `check()` checks
+combinations of keys; code that uses settings calls it first.
 """
 
 import json
@@ -30,13 +30,13 @@ from cory.errors import UserError
 from cory.settings import Settings, changed
 
 S = TypeVar("S", bound=Settings)
-# Placeholders of templates, which no role may be called.
+# Placeholders of templates, which cannot be role names.
 RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
 
 
 def _role_name(name: str | None) -> str | None:
-    # A template, and the code of a model card, names a role's response by it.
+    # Templates, and the code in a model card, use the name as an identifier.
     if name is not None and (
         not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES
     ):
@@ -60,11 +60,8 @@ OptionalPositive = Annotated[float | None, Field(gt=0)]
 PositiveOrAuto = Annotated[int, Field(ge=1)] | Literal["auto"]
 NotEmpty = Annotated[str, Field(min_length=1)]
 AlgorithmName = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce"]
-ONE_RATIO = (
-    "rloo",
-    "reinforce",
-    "gspo",
-)  # algorithms whose loss has one probability ratio per response
+# Algorithms whose loss has one probability ratio per response.
+ONE_RATIO = ("rloo", "reinforce", "gspo")
 EngineCorrection = Literal[
     "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
 ]
@@ -72,7 +69,7 @@ CreditMode = Literal["collective", "mean", "causal", "own", "counterfactual", "i
 
 
 def compares_responses(algorithm: AlgorithmName) -> bool:
-    """Whether an algorithm compares the responses to one query, so that it needs several."""
+    """Whether an algorithm compares several responses to the same query."""
     return algorithm not in ("ppo", "reinforce")
 
 
@@ -83,8 +80,8 @@ class ModelConfig(Settings):
     Args:
         name: Hub id, local folder, or `tiny`: the small model of the task's toy setting.
         revision: Branch, tag or commit of a Hub model.
-        dtype: Type of the weights: float32, bfloat16, or `auto` for the one they were saved in.
-        quantization: 4bit (NF4) weights of the base through bitsandbytes; with LoRA only.
+        dtype: Type of the weights: float32, bfloat16, or `auto` for the type they were saved in.
+        quantization: `4bit` loads the base with 4-bit weights (NF4, bitsandbytes); LoRA only.
         gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
         chat_template: Render prompts as a user turn with the tokenizer's chat template. A mapping sets its options,
             such as {enable_thinking: false}.
@@ -105,7 +102,7 @@ class LoraConfig(Settings):
 
     Args:
         rank: Rank of the adapters. 0: full fine-tuning.
-        alpha: Adapters are scaled by alpha / rank.
+        alpha: Adapter outputs are scaled by alpha / rank.
         target_modules: Modules that get adapters. null: PEFT's choice for the architecture, or else all linear layers.
     """
 
@@ -117,23 +114,23 @@ class LoraConfig(Settings):
 
 @dataclass
 class CoryConfig(Settings):
-    """The method. A single agent's run differs in this block alone, and in `branches`, `agents` and `roles`.
+    """The method. Only this block, `branches`, `agents` and `roles` differ between CORY and the single-agent baseline.
 
     Args:
-        num_agents: Number of LLMs, frozen ones included: 1 is the single-agent baseline, 2 the paper's pioneer and
+        num_agents: Number of LLMs, including frozen ones: 1 is the single-agent baseline, 2 the paper's pioneer and
             observer.
-        chain_length: Number of roles in the chain; null: as many as agents. More: agents hold several roles, so that
+        chain_length: Number of roles in the chain. null: one per agent. If larger, agents hold several roles, so
             one LLM can be both pioneer and observer.
-        exchange_period: Iterations between role exchanges, T_REx in Eq. 5, at each of which the chain turns by one
-            place. 0: never.
-        credit: What a role is rewarded for: `collective` (Eq. 4), `mean`, `causal`, `own`, `counterfactual`, or
-            `information`, for which the data has a column `answer`: docs/learners.md.
-        weight: Weight of the other roles' task rewards, or of the information, in a role's training reward: 1
-            cooperative (Eq. 4), 0 independent, negative competitive. Not read with `credit: own`.
-        knowledge_transfer: Whether an observer reads the response of the preceding role (Eq. 3). Off: only the query,
-            by the pioneer's template.
-        reset_every: Iterations after which the learners restart: every agent's optimizer state, KL coefficient and
-            reward moments, as the authors' published code does for CORY every 5. For one agent, too. 0: never.
+        exchange_period: Iterations between role exchanges (T_REx, Eq. 5). An exchange rotates the chain by one place.
+            0: never.
+        credit: How a role is rewarded: `collective` (Eq. 4), `mean`, `causal`, `own`, `counterfactual`, or
+            `information`, which needs a column `answer` in the data (docs/learners.md).
+        weight: Weight of the other roles' task rewards, or of the information, in a role's training reward: 1 is
+            cooperative (Eq. 4), 0 independent, negative competitive. Ignored with `credit: own`.
+        knowledge_transfer: Whether an observer reads the preceding role's response (Eq. 3). If false, it reads only the
+            query, in the pioneer's template.
+        reset_every: Iterations between restarts of all learners, also of a single agent's: optimizer state, KL
+            coefficient and reward moments are reset. The authors' published code does so for CORY every 5. 0: never.
     """
 
     block: ClassVar[str] = "cory"
@@ -161,24 +158,23 @@ class CoryConfig(Settings):
 
     @property
     def num_roles(self) -> int:
-        """How many roles the chain has."""
+        """Number of roles in the chain."""
         return self.num_agents if self.chain_length is None else self.chain_length
 
 
 @dataclass
 class AgentConfig(Settings):
-    """One agent of the list `agents`, where it differs from the run's settings.
+    """One agent of the list `agents`: its differences from the run's settings.
 
     Args:
-        model: Keys of `model` that differ, such as {name: ...}. Another name has no revision
-            unless this states one.
+        model: Keys of `model` that differ, such as {name: ...}. The run's revision does not apply to another name.
         lora: Keys of `lora` that differ, such as {rank: ...}.
         learning_rate: Adam's learning rate. null: ppo.learning_rate.
-        init_kl_coef: Initial KL coefficient of this agent's updates. null: ppo.init_kl_coef, which is the eta of every
-            agent's combined reward.
-        device: The agent's own device. Either every agent has one, and they are updated at the same
-            time, also on one and the same device (docs/scaling.md), or none has. null: the run's.
-        trained: Whether the agent learns. Off: it only answers.
+        init_kl_coef: Initial KL coefficient of this agent's updates. null: ppo.init_kl_coef, which remains the eta of
+            every agent's combined reward.
+        device: The agent's own device, set for all agents or for none. Agents with devices are updated at the same
+            time, even if they name the same one (docs/scaling.md). null: the run's.
+        trained: Whether the agent learns. If false, it is frozen and only answers.
     """
 
     block: ClassVar[str] = "agents"
@@ -190,22 +186,22 @@ class AgentConfig(Settings):
     trained: bool = True
 
     def of_ppo(self) -> dict[str, Any]:
-        """The keys of `ppo` that differ."""
+        """Returns the keys of `ppo` that differ."""
         values = {"learning_rate": self.learning_rate, "init_kl_coef": self.init_kl_coef}
         return {key: value for key, value in values.items() if value is not None}
 
 
 @dataclass
 class RoleConfig(Settings):
-    """One role of the list `roles`, where it differs from the others.
+    """One role of the list `roles`: its differences from the defaults.
 
     Args:
-        name: Used in metrics, pages and templates. null: pioneer, observer, observer_2, ...
-        prompt: Template over {prompt}, {response} (of the role before), {responses} (of all earlier roles, joined by
-            blank lines), the name of an earlier role, and the dataset's columns. Or FILE.py:FUNCTION, which returns
-            what the role reads (docs/own_task.md). null: the task's.
-        max_new_tokens: Longest response, in each batch. null: the length that is drawn by `sampling`.
-        stop: Texts that end a response. null: those of `sampling`.
+        name: Name in metrics, pages and templates. null: pioneer, observer, observer_2, ...
+        prompt: Template over {prompt}, {response} (the preceding role's), {responses} (all earlier roles', joined by
+            blank lines), the names of earlier roles, and the dataset's columns. Alternatively, FILE.py:FUNCTION, which
+            returns the prompt (docs/own_task.md). null: the task's.
+        max_new_tokens: Length limit of the role's responses in every batch. null: the limit drawn by `sampling`.
+        stop: Texts that end a response. null: the texts in `sampling`.
     """
 
     block: ClassVar[str] = "roles"
@@ -215,7 +211,7 @@ class RoleConfig(Settings):
     stop: list[NotEmpty] | None = None
 
     def sampling(self, common: "SamplingConfig") -> "SamplingConfig":
-        """How this role's responses are sampled, where `common` is for all roles."""
+        """Returns this role's sampling settings: `common`, with the role's own limits where set."""
         return replace(
             common,
             max_new_tokens=self.max_new_tokens or common.max_new_tokens,
@@ -224,7 +220,7 @@ class RoleConfig(Settings):
 
 
 def _from_mapping(kind: type[S]) -> BeforeValidator:
-    """Lets Python code give an entry of a list as a mapping, as files do."""
+    """Accepts a list entry given as a mapping in Python code, as in files."""
     adapter = TypeAdapter(kind)
     return BeforeValidator(
         lambda entry: adapter.validate_json(json.dumps(entry)) if isinstance(entry, dict) else entry
@@ -232,47 +228,47 @@ def _from_mapping(kind: type[S]) -> BeforeValidator:
 
 
 def role_name(role: int) -> str:
-    """The name of a role that has none of its own: `pioneer`, `observer`, then `observer_2`, ..."""
+    """Returns the default name of a role: `pioneer`, `observer`, then `observer_2`, ..."""
     return ("pioneer", "observer")[role] if role < 2 else f"observer_{role}"
 
 
 @dataclass
 class PPOConfig(Settings):
-    """Each agent's update (Eq. 10 to 13 for PPO); the same for every agent, and shared by all algorithms.
+    """Each agent's update (Eq. 10 to 13 for PPO). The same keys serve all agents and all algorithms.
 
     Args:
         learning_rate: Adam's learning rate.
-        warmup_iterations: Over so many iterations the learning rate rises linearly from 0; 0: it is constant.
+        warmup_iterations: Iterations over which the learning rate rises linearly from 0. 0: constant.
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
         mini_batch_size: Samples per gradient, over all processes.
-        gradient_accumulation_steps: Mini-batches per optimizer step, weighted equally, whatever their numbers of
-            tokens. To save memory without changing the update, set `micro_batch`.
-        micro_batch: Samples per pass, in each process: forward and backward, and of the reference. Changes results by
-            rounding only; smaller ones share fewer prompts and cannot reuse the first pass.
-            `auto`: the whole mini-batch, or as many of its rows as make an array of rows, response tokens and
-            vocabulary of at most 1 GiB on a CPU or 4 GiB on a GPU; halved whenever memory runs out (one process only).
+        gradient_accumulation_steps: Mini-batches per optimizer step, weighted equally whatever their numbers of
+            tokens. To save memory without changing the update, set `micro_batch` instead.
+        micro_batch: Samples per forward and backward pass, in each process. It changes results by rounding only;
+            smaller micro-batches share fewer prompts and cannot reuse the first pass. `auto`: the mini-batch, or
+            fewer rows if an array (rows, response tokens, vocabulary) would exceed 1 GiB on a CPU or 4 GiB on a GPU.
+            In a single process, `auto` also halves the number whenever memory runs out.
         ppo_epochs: Passes over each batch of responses.
-        init_kl_coef: Initial KL coefficient eta (Eq. 2); also the eta of the combined reward throughout.
-        adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. Off: it is constant.
+        init_kl_coef: Initial KL coefficient eta (Eq. 2). The combined reward uses this value throughout.
+        adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. If false, it is constant.
         kl_target: Target KL of the adaptive controller, in nats per response.
-        kl_horizon: Horizon of the adaptive controller, in responses; an update counts as batch_size, however many roles
-            the agent has.
-        kl_penalty: `full`: the full KL, over the whole vocabulary (Eq. 2); `kl`: the sampled KL, the log-ratio of the
-            sampled token (docs/paper.md). For other algorithms, only the recorded KL, which an adaptive coefficient
-            follows.
+        kl_horizon: Horizon of the adaptive controller, in responses. An update counts as batch_size responses, however
+            many roles the agent has.
+        kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: the sampled KL, the log-ratio of the sampled
+            token (docs/paper.md). For algorithms other than PPO, it only affects the recorded KL, which an adaptive
+            coefficient follows.
         gamma: Discount factor (PPO).
         lam: Lambda of the advantage estimator (GAE, Eq. 12; PPO).
         cliprange: Clip range of the probability ratio (Eq. 11).
-        cliprange_high: Its clip range above 1, as DAPO has it. null: cliprange.
+        cliprange_high: Clip range of ratios above 1, as in DAPO. null: cliprange.
         cliprange_value: Clip range of the value predictions (PPO).
         vf_coef: Weight beta of the value loss (Eq. 13; PPO).
-        value_head_init: `random`: TRL's, whose initial values are noise on the scale of the rewards; `zeros`: no noise
-            (PPO).
-        max_grad_norm: Gradient norm to clip at; null for none.
-        ratio_threshold: Where the mean probability ratio of a mini-batch (with reinforce and rloo that of the whole
-            response at each of its tokens, with gspo its geometric mean) exceeds this, the step's gradient is set to
-            zero and counted in `dropped_steps`.
-        reward_scaling: Divide training rewards by their running standard deviation, unless all so far are alike.
+        value_head_init: `random`: TRL's initialization, whose values are noise on the scale of the rewards; `zeros`:
+            values start at 0 (PPO).
+        max_grad_norm: Gradient norm to clip at. null: no clipping.
+        ratio_threshold: Largest mean probability ratio of a mini-batch. A step above it has its gradient zeroed and is
+            counted in `dropped_steps`. The mean is over tokens; reinforce and rloo use the whole response's ratio at
+            each of its tokens, gspo the geometric mean of its tokens' ratios.
+        reward_scaling: Divide training rewards by their running standard deviation, unless all so far are equal.
         reward_normalization: With reward_scaling, also subtract their running mean.
     """
 
@@ -308,7 +304,7 @@ class PPOConfig(Settings):
                 f"ppo.batch_size: expected a multiple of mini_batch_size * gradient_accumulation_steps = "
                 f"{self.mini_batch_size} * {self.gradient_accumulation_steps} = {per_step}, got {self.batch_size}"
             )
-        # A step of TRL's controller multiplies it by 1 +- 0.2 * batch_size / kl_horizon.
+        # TRL's controller multiplies the coefficient by at least 1 - 0.2 * batch_size / kl_horizon.
         if self.adaptive_kl and 0.2 * self.batch_size >= self.kl_horizon:
             raise UserError(
                 f"ppo.batch_size: expected less than 5 * ppo.kl_horizon = {5 * self.kl_horizon:g}, as the KL "
@@ -322,25 +318,25 @@ class PPOConfig(Settings):
 
 @dataclass
 class SamplingConfig(Settings):
-    """How responses are sampled. The limit of each batch is drawn from [min_new_tokens, max_new_tokens]; responses may
+    """How responses are sampled. Each batch draws its length limit from [min_new_tokens, max_new_tokens]; responses may
     be shorter.
 
     Args:
-        min_new_tokens: Smallest limit that is drawn.
-        max_new_tokens: Largest limit that is drawn.
-        temperature: Softmax temperature, of sampling and of all log-probabilities: losses, KL and entropy are those of
-            the distribution that is sampled.
-        top_k: Sample among the k likeliest tokens; 0 for all. This and the next two make samples off-policy.
-        top_p: Sample among the likeliest tokens of this total probability; 1 for all.
+        min_new_tokens: Smallest length limit.
+        max_new_tokens: Largest length limit.
+        temperature: Softmax temperature of sampling and of all log-probabilities, so that losses, KL and entropy
+            describe the sampled distribution.
+        top_k: Sample from the k likeliest tokens; 0 for all. This and the next two make samples off-policy.
+        top_p: Sample from the likeliest tokens with this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
         stop: Texts that end a response, as the end token does; the response's text is cut before them.
-        engine: Who samples in training: `native`, the policy itself, or `vllm`, a server that gets the agents' weights
+        engine: Sampler in training: `native`, the policy itself, or `vllm`, a server that receives the agents' weights
             after each update (docs/scaling.md).
-        engine_url: Address of that server, which serves one run at a time and sees the run's folder.
-        engine_correction: How the ratio of the policy's to the engine's probability, of each token or of the whole
-            sequence, weighs a response's advantages (docs/learners.md). `truncate` lowers a ratio to the cap, `mask`
-            sets one above the cap to 0. `none`: no weights.
-        engine_correction_cap: The largest ratio.
+        engine_url: Address of the vLLM server. It serves one run at a time and needs access to the run's folder.
+        engine_correction: How advantages are weighted by the ratio of the policy's to the engine's probability, per
+            token or per sequence (docs/learners.md). `truncate` lowers ratios to the cap, `mask` sets ratios above the
+            cap to 0. `none`: no weights.
+        engine_correction_cap: Cap on these ratios.
     """
 
     block: ClassVar[str] = "sampling"
@@ -366,20 +362,20 @@ class SamplingConfig(Settings):
             )
         changes_support = self.top_k or self.top_p < 1 or self.repetition_penalty != 1
         if self.engine == "vllm" and self.engine_correction != "none" and changes_support:
-            # A server gives log-probabilities of the whole distribution, which is not the one that was sampled.
+            # The server's log-probabilities describe the whole distribution, not the truncated one that it samples.
             raise UserError(
                 "sampling.engine_correction: expected none with top_k, top_p or repetition_penalty, got "
                 f"{self.engine_correction}"
             )
         if self.engine == "vllm" and self.temperature != 1 and changes_support:
-            # The server's log-probabilities, by which it is checked, are then of what the others leave.
+            # Its log-probabilities then describe the truncated distribution, so they cannot check the server's weights.
             raise UserError(
                 "sampling.temperature: expected 1 with engine: vllm and top_k, top_p or repetition_penalty, got "
                 f"{self.temperature}"
             )
 
     def after_training(self, changes: Mapping[str, Any]) -> "SamplingConfig":
-        """These settings with `changes` for a trained agent, which samples itself, up to `max_new_tokens`."""
+        """Returns these settings with `changes` for a trained agent: it samples itself, up to `max_new_tokens`."""
         for key in changes:
             if key.startswith("engine"):
                 raise UserError(
@@ -394,11 +390,11 @@ class SamplingConfig(Settings):
 
 @dataclass
 class CheckpointConfig(Settings):
-    """What survives an interruption (docs/reliability.md).
+    """Checkpoints, from which an interrupted run resumes (docs/reliability.md).
 
     Args:
-        save_every: Iterations between checkpoints; one is also saved on a signal and at the end. 0: only then.
-        keep: Number of newest checkpoints kept.
+        save_every: Iterations between checkpoints; another is saved on a signal and at the end. 0: only those.
+        keep: Number of newest checkpoints to keep.
     """
 
     block: ClassVar[str] = "checkpoint"
@@ -408,13 +404,13 @@ class CheckpointConfig(Settings):
 
 @dataclass
 class GuardsConfig(Settings):
-    """What is watched while a run trains.
+    """Limits that flag iterations or end a run early.
 
     Args:
         kl_bound: KL, in nats per response, above which an iteration is flagged.
-        stop_at_kl: KL above which the run saves its agents and ends early; null for never.
-        patience: Held-out evaluations (`eval_every`) without a better reward, task and team, after which the run ends
-            early. The best agents are kept in RUN/best. null: never, and they are not.
+        stop_at_kl: KL above which the run saves its agents and ends early. null: never.
+        patience: Held-out evaluations (`eval_every`) without a better reward (task plus team) after which the run ends
+            early. RUN/best keeps the best agents. null: no early stopping, and no RUN/best.
     """
 
     block: ClassVar[str] = "guards"
@@ -428,8 +424,8 @@ class ParallelConfig(Settings):
     """How several processes, started by torchrun or accelerate launch, share the agents (docs/scaling.md).
 
     Args:
-        shard: `full`: policies, references, gradients and optimizer states are split over the processes, layer by layer
-            (PyTorch's FSDP2). `none`: each process holds them whole.
+        shard: `full`: policies, references, gradients and optimizer states are sharded over the processes, layer by
+            layer (PyTorch's FSDP2). `none`: each process holds a full copy.
     """
 
     block: ClassVar[str] = "parallel"
@@ -441,39 +437,38 @@ class Config(Settings):
     """One run.
 
     Args:
-        seed: Every random choice of the run derives from it.
+        seed: Seed of every random choice in the run.
         iterations: Iterations of Algorithm 1, each on one batch of queries.
-        algorithm: How an agent learns from its rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without its
-            divisions by standard deviation and length), `dapo` (GRPO with a mean over the tokens of the batch, without
-            responses that were cut), `gspo` (GRPO with one ratio for each response), `rloo` or `reinforce`:
-            docs/learners.md.
-        group_size: Chains per query; GRPO and RLOO compare the responses of such a group. `auto`: 1 for PPO and
+        algorithm: How agents learn from their rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without dividing
+            by standard deviation and length), `dapo` (GRPO averaged over the batch's tokens, leaving out responses
+            that were cut), `gspo` (GRPO with one ratio per response), `rloo` or `reinforce`. See docs/learners.md.
+        group_size: Chains per query; GRPO and RLOO compare the responses within this group. `auto`: 1 for PPO and
             REINFORCE, else 4.
-        branches: Observers that answer after each response of the pioneer, in chains of two roles. The pioneer then has
-            ppo.batch_size / branches responses: docs/learners.md.
+        branches: Observers that answer each response of the pioneer, in chains of two roles. The pioneer then has
+            ppo.batch_size / branches responses (docs/learners.md).
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
-            init_kl_coef: ..., device: ..., trained: ...}, each key optional. Empty: all agents alike.
+            init_kl_coef: ..., device: ..., trained: ...}, each key optional. Empty: all agents share the same settings.
         roles: Settings of individual roles, in order: a list of {name: ..., prompt: ..., max_new_tokens: ..., stop:
-            [...]}, each part optional: docs/own_task.md. Empty: pioneer, observer, observer_2, ... with the task's
+            [...]}, each key optional (docs/own_task.md). Empty: pioneer, observer, observer_2, ... with the task's
             prompts.
-        output: Folder of the run; must not hold a run yet. null: the first free one of runs/NAME, runs/NAME-2, ...
-        device: auto (CUDA where there is a GPU, of several processes one for each; else the CPU), cpu, cuda or cuda:N.
-        precision: fp32 (with TF32 matrix products on GPUs that have them), or bf16: autocast; weights keep their type.
-        resume: Run to continue from its newest checkpoint: its folder, from which settings are read; or
-            `auto`: the run in `output` if it has a checkpoint, else a new run there. null: a new run.
-        tracker: Where metrics go besides the run's folder. wandb needs an account, or the variable WANDB_MODE=offline.
-        sample_every: Iterations between sample texts in samples.jsonl; 0 for none.
-        eval_every: Iterations between evaluations on held-out queries, `eval_task_reward` in metrics.jsonl, of which
-            the first is before training; 0 for none.
-        eval_queries: Number of held-out queries per evaluation, from the first.
+        output: Folder of the run; must not contain a run yet. null: the first unused of runs/NAME, runs/NAME-2, ...
+        device: cpu, cuda, cuda:N, or auto: CUDA if available, with one GPU per process, else the CPU.
+        precision: fp32 (with TF32 matrix products on GPUs that support it), or bf16: autocast; weights keep their type.
+        resume: Folder of a run to continue from its newest checkpoint, with its own settings; or `auto`: the run in
+            `output` if it has a checkpoint, else a new run there. null: a new run.
+        tracker: Tracker that also receives the metrics. wandb needs an account, or WANDB_MODE=offline.
+        sample_every: Iterations between sample texts in samples.jsonl. 0: none.
+        eval_every: Iterations between evaluations on held-out queries, the first one before training; recorded as
+            `eval_task_reward` in metrics.jsonl. 0: none.
+        eval_queries: Number of held-out queries per evaluation, counted from the first.
         callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of them (docs/own_task.md).
         model: The policy.
         lora: Adapters instead of full fine-tuning.
         cory: The method.
         ppo: Each agent's learner, whatever the algorithm.
         sampling: How responses are sampled.
-        checkpoint: What survives an interruption.
-        guards: What is watched.
+        checkpoint: Checkpoints, from which an interrupted run resumes.
+        guards: Limits that flag iterations or end a run early.
         parallel: How processes share the agents.
     """
 
@@ -504,7 +499,7 @@ class Config(Settings):
 
     def check(self) -> None:
         super().check()
-        # Where agents have settings of their own, these are checked below.
+        # Agents' own settings are checked below.
         if self.model.quantization != "none" and not self.agents and self.lora.rank == 0:
             raise UserError(
                 f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
@@ -548,30 +543,30 @@ class Config(Settings):
         self._check_frozen()
 
     def check_batch(self, processes: int) -> None:
-        """Raises a UserError unless each of so many processes gets whole queries, as many as its agents need."""
+        """Raises a UserError unless each of `processes` processes gets whole queries, and enough of them."""
         share = self.ppo.batch_size // processes
-        each = "" if processes == 1 else f" in each of {processes} processes"
+        per_process = "" if processes == 1 else f" in each of {processes} processes"
         per_query = self.chains_per_query * self.branches
-        what = "group_size" if self.branches == 1 else "group_size * branches"
+        factor = "group_size" if self.branches == 1 else "group_size * branches"
         if share % per_query:
             raise UserError(
-                f"ppo.batch_size: expected a multiple of {what} = {per_query}{each}, got {share}"
+                f"ppo.batch_size: expected a multiple of {factor} = {per_query}{per_process}, got {share}"
             )
         needs_others = self.cory.credit == "information" and self.cory.num_roles > 1
         if needs_others and share < 2 * per_query:
             raise UserError(
-                f"ppo.batch_size: expected two queries with cory.credit: information, 2 * {what} = {2 * per_query}"
-                f"{each}, got {share}"
+                f"ppo.batch_size: expected two queries with cory.credit: information, 2 * {factor} = {2 * per_query}"
+                f"{per_process}, got {share}"
             )
         fewest = max(2 // processes, self.ppo.gradient_accumulation_steps)
         if self.branches > 1 and share // self.branches < fewest:
             raise UserError(
-                f"branches: expected at most {share // fewest}, so that the pioneer has {fewest} responses{each}, got "
-                f"{self.branches}"
+                f"branches: expected at most {share // fewest}, so that the pioneer has {fewest} "
+                f"responses{per_process}, got {self.branches}"
             )
 
     def _check_roles(self) -> None:
-        """An entry for each role, names that differ, and templates that say what is read."""
+        """Checks that each role has an entry, names differ, and templates occur only with knowledge transfer."""
         if not self.roles:
             return
         if len(self.roles) != self.cory.num_roles:
@@ -613,11 +608,11 @@ class Config(Settings):
 
     @property
     def device_per_agent(self) -> bool:
-        """Whether agents have devices of their own, and so are updated at the same time."""
+        """Whether agents have their own devices and are therefore updated at the same time."""
         return any(agent.device is not None for agent in self.agents)
 
     def keep_first_agent(self) -> None:
-        """Makes these the settings of the first agent alone, in the first role."""
+        """Keeps only the first agent, in the first role."""
         self.cory.num_agents = 1
         self.cory.chain_length = None
         self.agents = self.agents[:1]
@@ -625,7 +620,7 @@ class Config(Settings):
         self.branches = 1
 
     def on(self: C, device: str) -> C:
-        """These settings, with all agents on one device."""
+        """Returns these settings with all agents on one device."""
         config = copy(self)
         config.device = device
         config.agents = [replace(agent, device=None) for agent in self.agents]
@@ -633,24 +628,24 @@ class Config(Settings):
 
     @property
     def longest_response(self) -> int:
-        """The most tokens that a response of any role may have."""
+        """The largest length limit of any role's responses, in tokens."""
         limits = [role.max_new_tokens for role in self.roles if role.max_new_tokens is not None]
         return max([self.sampling.max_new_tokens, *limits])
 
     @property
     def chains_per_query(self) -> int:
-        """How many chains answer each query: `group_size`, with `auto` resolved."""
+        """Number of chains that answer each query: `group_size`, with `auto` resolved."""
         if self.group_size != "auto":
             return self.group_size
         return 4 if compares_responses(self.algorithm) else 1
 
     @property
     def queries_per_iteration(self) -> int:
-        """Over all processes."""
+        """Number of queries in an iteration, over all processes."""
         return self.ppo.batch_size // (self.chains_per_query * self.branches)
 
     def method(self) -> str:
-        """The method in words: `PPO`, `CORY with 2 agents`, `CORY with GRPO and 3 agents`, ..."""
+        """Describes the method: `PPO`, `CORY with 2 agents`, `CORY with GRPO and 3 agents`, ..."""
         agents, roles, learner = self.cory.num_agents, self.cory.num_roles, self.algorithm.upper()
         if agents == roles == 1:
             return learner
@@ -663,7 +658,10 @@ class Config(Settings):
         return f"CORY with {count}" if learner == "PPO" else f"CORY with {learner} and {count}"
 
     def of_agent(self, index: int) -> "Config":
-        """The settings of one agent: these, with its entry of `agents`. Raises a UserError if that entry is invalid."""
+        """Returns one agent's settings: these, merged with its entry in `agents`.
+
+        Raises a UserError if the entry is invalid.
+        """
         if not self.agents:
             return self
         agent = self.agents[index]
@@ -672,7 +670,7 @@ class Config(Settings):
         if agent.device is not None:
             config.device = agent.device
         config.ppo = replace(self.ppo, **agent.of_ppo())
-        # The revision of the common model is none of another model.
+        # The common revision belongs to the common model only.
         is_other = agent.model.get("name", self.model.name) != self.model.name
         other_model = {"revision": None} if is_other else {}
         try:
@@ -683,47 +681,44 @@ class Config(Settings):
         except UserError as error:
             raise UserError(f"agents.{index}.{error}") from None
         if not agent.trained:
-            config.lora = replace(self.lora, rank=0)  # an adapter is what is trained
+            config.lora = replace(self.lora, rank=0)  # a frozen agent has no adapter to train
         return config
 
     def is_trained(self, index: int) -> bool:
-        """Whether the agent of this index, from 0, learns; a frozen one only answers."""
+        """Whether agent `index` (from 0) learns; a frozen agent only answers."""
         return not self.agents or self.agents[index].trained
 
     def resolve(self, name: str) -> str:
-        """The folder that a model's name stands for: itself, unless the task has built-in models (`tiny`)."""
+        """Returns the folder or Hub id of a model: its name, unless the task has a built-in one (`tiny`)."""
         return name
 
 
 @dataclass
 class EvaluationConfig(Settings):
-    """What to compare, and on what.
+    """The models to compare, and how they are evaluated.
 
     Args:
         models: Hub ids, local folders, or folders of runs (all their agents).
-        base: The model that KL is measured to, shown first. null: the first run's, or the first
-            model.
+        base: Model that KL is measured to, shown first. null: the first run's, or the first model.
         task: Changes to the first run's `task` block: --task.dataset, --task.reward_model, ...
         model: Changes to the `model` block of every model: --model.chat_template,
             --model.quantization, ...
         sampling: Changes to the first run's `sampling` block: --sampling.temperature,
             --sampling.max_new_tokens, ...
-        split: The held-out split. null: that of the task, by default test.
-        queries: Number of queries, from the first. 0: all.
-        samples: Responses sampled for each query.
-        ks: The k of pass@k, at most `samples`; there is none where a reward is neither 0 nor 1. Empty: none.
-        greedy: Also answer each query once with the likeliest tokens.
-        only: The one of the runs whose rows are made. The first run still decides on base, task and
-            sampling, so that the rows stand beside those of an earlier evaluation of it. null: all.
+        split: Held-out split. null: the task's, by default test.
+        queries: Number of queries, counted from the first. 0: all.
+        samples: Responses sampled per query.
+        ks: Values of k for pass@k, at most `samples`; pass@k is omitted if a reward is neither 0 nor 1. Empty: none.
+        greedy: Also answer each query once by greedy decoding.
+        only: Run whose rows are computed. The first run still determines base, task and sampling, so the rows can
+            be compared with an earlier evaluation of that run. null: all runs.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
-        batch_size: Responses that are sampled at a time. Another number draws other samples.
-        precision: fp32, or bf16: autocast, faster where the hardware has it; weights keep their
-            type.
-        seed: Of sampling and, on IMDB, of the lengths of queries.
+        batch_size: Responses sampled at a time. Another value draws other samples.
+        precision: fp32, or bf16: autocast, faster on hardware that supports it; weights keep their type.
+        seed: Seed of sampling and, on IMDB, of the queries' lengths.
         device: auto, cpu, cuda or cuda:N.
-        output: Folder of the results, new or empty. null: a new one under runs/, by the names of the
-            models.
-        shown: Queries whose responses report.html shows side by side.
+        output: Folder of the results, new or empty. null: a new folder under runs/, named after the models.
+        shown: Number of queries whose responses report.html shows side by side.
     """
 
     models: list[str] = Field(default_factory=list)

@@ -1,7 +1,7 @@
-"""Reads data sets: files, folders and the Hub.
+"""Reads data sets from files, folders and the Hub.
 
-Parquet, folders that `datasets` has saved and the Hub are read by `datasets`. It would make a date
-of a text such as 2026-01-31 in JSON, and a number of 007 in CSV; these are read here, row by row.
+The library `datasets` reads Parquet, folders that it has saved, and the Hub. JSON and CSV are read here, row by row:
+`datasets` would turn a text such as 2026-01-31 in JSON into a date, and 007 in CSV into a number.
 """
 
 import csv
@@ -36,23 +36,24 @@ def load_dataset(
     subset: str | None = None,
     key: str = "task.dataset",
 ) -> datasets.Dataset:
-    """One split of a dataset.
+    """Loads one split of a dataset.
 
     Args:
-        name: Hub id; local file (parquet, or JSON lines, JSON or CSV, which may end in .gz); folder
-            with files named after their split; or folder of `save_to_disk`. Cells of CSV are texts.
-        columns: the required ones.
+        name: Hub id; local file (Parquet, or JSON lines, JSON or CSV, optionally with .gz); folder with files named
+            after their split; or folder of `save_to_disk`. CSV cells are texts.
+        split: name of the split; a single file is read whole.
+        columns: required columns.
         subset: configuration of a Hub dataset.
-        key: of the settings, for messages.
+        key: key of the settings, for messages.
 
-    Raises a UserError: it is missing, empty, cannot be read, or lacks a column.
+    Raises a UserError if the dataset is missing, empty or unreadable, or lacks a column.
     """
     path = Path(name)
     if not path.exists() and (is_local(name) or _ending(path) in FORMATS):
         raise UserError(f"{key}: expected an existing file or folder, or a Hub id, got {name!r}")
     try:
         rows = _read(name, split, subset)
-    except Exception as error:  # every reader raises its own kind
+    except Exception as error:  # each reader raises its own exceptions
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         if not isinstance(error, UserError):
             reason = f"{type(error).__name__}: {reason}"
@@ -69,29 +70,29 @@ def load_dataset(
 
 
 def has_splits(name: str) -> bool:
-    """Whether a dataset may have several splits: it is no single file, nor a single dataset of `save_to_disk`."""
+    """Whether a dataset can have several splits: a single file or a single dataset of `save_to_disk` cannot."""
     return not (Path(name).is_file() or (Path(name) / "state.json").is_file())
 
 
 def check_held_out(dataset: str, trained: str) -> None:
-    """Raises a UserError if a dataset's split `test` was trained on: it has no splits, or `trained` is `test`."""
+    """Raises a UserError if training used a dataset's split `test`: it has no splits, or `trained` is `test`."""
     if not has_splits(dataset) or trained == "test":
         raise UserError(
-            "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, trained on "
-            f"another split than test, to have held-out rows, got {dataset!r}, split {trained!r}"
+            "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, and "
+            f"training on another split than test, so that held-out rows exist, got {dataset!r}, split {trained!r}"
         )
 
 
 def without_long_prompts(
     rows: datasets.Dataset, config: Config, pioneer_prompt: str
 ) -> datasets.Dataset:
-    """The rows whose query, as the pioneer reads it, has at most `task.max_prompt_tokens` tokens.
+    """Returns the rows with at most `task.max_prompt_tokens` tokens in the query, as the pioneer reads it.
 
-    Says how many others are left out. Raises a UserError if all are.
+    Prints how many rows are left out. Raises a UserError if none remains.
 
     Args:
-        config: with a `task` block that has this key.
-        pioneer_prompt: the template of a pioneer without a prompt of its own in `config.roles`.
+        config: the run's settings, whose `task` block has this key.
+        pioneer_prompt: the pioneer's template, unless `config.roles` has one.
     """
     limit = config.task.max_prompt_tokens  # type: ignore[attr-defined]
     if limit is None:
@@ -100,7 +101,7 @@ def without_long_prompts(
     check_templates(prompts, rows.column_names)
     queries = prompts.render_rows(0, rows[:])
     chat_template = config.of_agent(0).model.chat_template
-    # By any one date, if the template writes it: which rows are left out does not depend on the day.
+    # A fixed date, as a chat template may print it: the selection must not depend on the day.
     lengths = list(map(len, encode(tokenizer_of(config), queries, chat_template, "2000-01-01")))
     short = [row for row, length in enumerate(lengths) if length <= limit]
     if not short:
@@ -142,7 +143,7 @@ def _read(name: str, split: str, subset: str | None) -> datasets.Dataset:
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     for name, values in columns.items():
         if not _fit_together(values):
-            # The number of rows that still fit together.
+            # The longest prefix of rows that fit together, found by bisection.
             index = bisect(
                 range(1, len(values)), 0, key=lambda end: not _fit_together(values[:end])
             )
@@ -153,16 +154,19 @@ def _read(name: str, split: str, subset: str | None) -> datasets.Dataset:
 
 
 def _fit_together(values: Sequence[Any]) -> bool:
-    """Whether they can be one column."""
+    """Whether values can form one column."""
     try:
         datasets.Dataset.from_dict({"column": values})
-    except (TypeError, ValueError, OverflowError):  # Arrow's kinds are of the first two
+    except (TypeError, ValueError, OverflowError):  # Arrow's errors derive from the first two
         return False
     return True
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """train.jsonl, or train-00000-of-00002.parquet, ..., in a folder or its folder `data`."""
+    """Returns a split's files, in a folder or its subfolder `data`.
+
+    They are train.jsonl, or train-00000-of-00002.parquet, and so on.
+    """
     files = [
         f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if _ending(f) in FORMATS
     ]
@@ -180,7 +184,7 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
 
 
 def _ending(file: Path) -> str:
-    """.jsonl, of rows.jsonl and rows.jsonl.gz."""
+    """Returns a file's ending without .gz: .jsonl for rows.jsonl and rows.jsonl.gz."""
     return Path(file.name.removesuffix(".gz")).suffix
 
 
@@ -191,7 +195,7 @@ def _open(file: Path) -> TextIO:
 
 
 def _json_rows(file: Path) -> list[dict[str, Any]]:
-    """The objects of JSON lines, or of a list."""
+    """Reads the objects of JSON lines, or of a JSON list."""
     with _open(file) as stream:
         text = stream.read()
     if not text.lstrip().startswith("["):
@@ -209,7 +213,7 @@ def _json_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def _csv_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """The rows of a CSV file, whose cells are texts: 007 is no number, and null not nothing."""
+    """Reads the rows of a CSV file. Cells are texts: 007 is not a number, and null is not None."""
     with _open(file) as stream:
         reader = csv.DictReader(stream, strict=True)
         try:

@@ -1,28 +1,28 @@
-"""Errors that the user can fix, and counts in messages."""
+"""Errors that the user can fix, and helpers for their messages."""
 
 from collections.abc import Sequence
 from typing import Any
 
 
 class UserError(Exception):
-    """An error that the user can fix: the message says what was expected, given and where. Shown without traceback."""
+    """An error that the user can fix; its message names place, expectation and value. Shown without traceback."""
 
 
 def one_of(where: str, names: Sequence[str], came: Any) -> None:
-    """Raises a UserError that lists the names unless `came` is one of them.
+    """Raises a UserError that lists `names` unless `came` is one of them.
 
-    For functions that take a name: without it, an unknown one would be taken for the last of them.
+    Functions that branch on a name call it, as they would otherwise treat an unknown name like the last one.
     """
     if came not in names:
         raise UserError(f"{where}: expected one of {', '.join(names)}, got {came!r}")
 
 
 class NotFinite(UserError):
-    """A loss or gradient of an update is not finite; the weights are as before that optimizer step."""
+    """A loss or gradient is not finite; the weights keep their values from before that optimizer step."""
 
 
 def counted(count: int, noun: str) -> str:
-    """A count with its noun, which takes a plain plural.
+    """Returns a count with its noun, which must have a regular plural.
 
     >>> counted(1, "iteration"), counted(3, "iteration")
     ('1 iteration', '3 iterations')

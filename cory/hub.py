@@ -1,8 +1,8 @@
 """Shares the agents of a run on the Hugging Face Hub, with a model card: docs/quick_start.md.
 
     python -m cory.hub runs/imdb_cory_tiny user/name               # private
-    python -m cory.hub runs/imdb_cory_tiny user/name --public      # for everybody
-    python -m cory.hub runs/imdb_cory_tiny user/name --look        # writes what would be uploaded, and uploads nothing
+    python -m cory.hub runs/imdb_cory_tiny user/name --public      # public
+    python -m cory.hub runs/imdb_cory_tiny user/name --look        # only writes the files to a local folder
 
 Needs a token: `hf auth login`, or HF_TOKEN.
 """
@@ -26,11 +26,12 @@ from cory.task_kinds import run_config
 
 
 def write_folder(folder: Path, run: Path, repository: str) -> None:
-    """Fills an empty folder with what is uploaded of a run.
+    """Writes the files to upload of a run into an empty folder.
 
-    Raises a UserError: the run has not ended, or one of its agents cannot be loaded.
+    Raises a UserError if the run has not ended, or one of its agents cannot be loaded.
     """
-    from cory.models.load import adapter_tokenizer, attach, load_policy  # here: it imports torch
+    # Imported late, as it imports torch.
+    from cory.models.load import adapter_tokenizer, attach, load_policy
 
     config = run_config(run)
     agents = {path.name: path for path in run_agents(run).values()}
@@ -48,16 +49,16 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
     for agent, saved in agents.items():
         shutil.copytree(saved, folder / agent, ignore=shutil.ignore_patterns("README.md"))
         file = folder / agent / "adapter_config.json"
-        if file.exists():  # it names the base by its path on this machine
+        if file.exists():  # replace the base's local path by its public name
             settings = json.loads(file.read_text(encoding="utf-8"))
             settings["base_model_name_or_path"], _ = base_of(agent, config)
             file.write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
 def upload(run: Path, repository: str, public: bool) -> str:
-    """Uploads a run's agents; returns their address. A repository that exists stays as private as it is.
+    """Uploads a run's agents and returns their URL. An existing repository keeps its visibility.
 
-    Raises a UserError: see `write_folder`, or the Hub cannot be reached or refuses.
+    Raises a UserError as `write_folder` does, or if the Hub is unreachable or refuses the upload.
     """
     api = HfApi()
     with tempfile.TemporaryDirectory() as temporary:
@@ -68,9 +69,9 @@ def upload(run: Path, repository: str, public: bool) -> str:
                 repo_id=repository,
                 folder_path=temporary,
                 commit_message=f"Upload {run.name}",
-                delete_patterns="agent_*/*",  # of earlier uploads
+                delete_patterns="agent_*/*",  # files of earlier uploads
             )
-        # As of the HTTP library underneath, which differs between versions.
+        # The exceptions depend on huggingface_hub's version and its HTTP library.
         except Exception as error:
             raise UserError(
                 f"repository: {repository!r} on {api.endpoint} cannot be written ({one_line(str(error))})"
@@ -81,8 +82,8 @@ def upload(run: Path, repository: str, public: bool) -> str:
 def run() -> None:
     parser = Arguments(__doc__)
     parser.add_argument("run", help="folder of a run that has ended")
-    parser.add_argument("repository", help="user/name; it is made where it is missing")
-    parser.add_argument("--public", action="store_true", help="let everybody read it")
+    parser.add_argument("repository", help="user/name; created if it does not exist")
+    parser.add_argument("--public", action="store_true", help="make the repository public")
     parser.add_argument("--look", action="store_true", help="only write what would be uploaded")
     arguments = parser.parse_args()
     repository = arguments.repository

@@ -1,9 +1,8 @@
-"""What a run is made of, as its config.yaml records it: models, the reward's source, data, versions; and when two rows
-are the same query. Importing this does not import torch.
+"""Identifies models, reward sources, data and versions for a run's config.yaml, and compares rows across datasets.
 
-A model of the Hub is identified by its commit, a local folder by the SHA-256 of its weights: the names of their files,
-the headers, and 64 KiB of each tensor. Modification times do not count, so a copy is the same model. Reading so little
-takes under a second, also for seven billion parameters.
+Importing this does not import torch. A model on the Hub is identified by its commit, a local folder by a SHA-256 over
+its weight files: their names, headers, and 64 KiB of each tensor. Modification times do not count, so a copy is the
+same model. Reading so little takes under a second even for seven billion parameters.
 """
 
 import functools
@@ -28,14 +27,14 @@ if TYPE_CHECKING:
 
 CHUNK = 32 * 1024  # bytes read at the beginning and at the end of each tensor
 WEIGHTS = ("*.safetensors", "*.bin")
-# By the setting that names the model: its `name`, and its `identity`.
+# Maps the setting that names a model to the model's `name` and `identity`.
 Models = dict[str, dict[str, Any]]
-ROWS_AT_ONCE = 10_000  # rows of a data set that are in memory at a time
+ROWS_AT_ONCE = 10_000  # rows of a dataset in memory at a time
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets")
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name can only be that of a file or folder, as no id on the Hub looks like it."""
+    """Whether a model's name must be a path, since no id on the Hub looks like it."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -43,15 +42,16 @@ def model_identity(name: str, revision: str | None = None) -> str | None:
     """Identifies a model as `commit:...` or `sha256:...`.
 
     Args:
-        name: Hub id or local folder. revision: of a model on the Hub.
+        name: Hub id or local folder.
+        revision: revision of a model on the Hub.
 
-    Returns None if the model is neither a local folder nor in the local cache of the Hub.
+    Returns None if the model is neither a local folder nor in the Hub's local cache.
     """
     if Path(name).is_dir():
         return f"sha256:{_folder_hash(Path(name))}"
     if is_local(name):
         return None
-    from huggingface_hub import try_to_load_from_cache  # here, as importing it takes a while
+    from huggingface_hub import try_to_load_from_cache  # slow to import
 
     for file in ("config.json", "adapter_config.json"):
         cached = try_to_load_from_cache(name, file, revision=revision)
@@ -61,7 +61,7 @@ def model_identity(name: str, revision: str | None = None) -> str | None:
 
 
 def row_keys(columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """A key for each row: two rows are the same query if all their columns are. 1 and 1.0 are alike.
+    """Returns a key per row; rows with equal columns, where 1 equals 1.0, are the same query.
 
     >>> row_keys({"prompt": ["Which?", "Which?"], "letter": ["a", "b"]})
     ['["a", "Which?"]', '["b", "Which?"]']
@@ -71,10 +71,10 @@ def row_keys(columns: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def _comparable(value: Any) -> Any:
-    """A value by which rows of different files are compared."""
-    if hasattr(value, "tolist"):  # of numpy or torch, whose texts are abbreviated
+    """Normalizes a value, so that rows of different files can be compared."""
+    if hasattr(value, "tolist"):  # numpy and torch abbreviate long arrays in their texts
         value = value.tolist()
-    if isinstance(value, Mapping):  # Arrow gives all rows the keys of any, with None
+    if isinstance(value, Mapping):  # Arrow fills missing keys with None
         return {key: _comparable(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):
         return [_comparable(item) for item in value]
@@ -86,7 +86,7 @@ def _comparable(value: Any) -> Any:
 def share_in_training(
     held_out: Mapping[str, Sequence[Any]], trained: Mapping[str, Sequence[Any]]
 ) -> float:
-    """The share of held-out rows that also stand among those of training, by the columns that both have."""
+    """Returns the share of held-out rows that also occur in the training rows, compared by their common columns."""
     common = held_out.keys() & trained.keys()
     queries, trained_queries = (
         row_keys({name: columns[name] for name in common}) for columns in (held_out, trained)
@@ -96,7 +96,7 @@ def share_in_training(
 
 
 def policy_models(config: Config) -> Models:
-    """The models from which a run's agents are made, and the bases of those that are adapters."""
+    """Identifies the models of a run's agents, and the bases of models that are adapters."""
     models: Models = {}
     for index in range(config.cory.num_agents):
         model = config.of_agent(index).model
@@ -114,15 +114,17 @@ def check_models(
 ) -> None:
     """Raises a UserError if a name stands for another model than when `run` recorded it.
 
-    A model that was not identified then, or cannot be now, is passed over. `chosen`: so is one of
-    another name, as the user has chosen another model.
+    A model that could not be identified then or now is skipped.
+
+    Args:
+        chosen: whether the user may have chosen other models; a model with another name is then skipped, too.
     """
     for key, model in current.items():
-        before = recorded.get(key) or {}
-        if chosen and model["name"] != before.get("name"):
+        recorded_model = recorded.get(key) or {}
+        if chosen and model["name"] != recorded_model.get("name"):
             continue
-        both_identified = before.get("identity") and model["identity"]
-        if both_identified and model["identity"] != before["identity"]:
+        both_identified = recorded_model.get("identity") and model["identity"]
+        if both_identified and model["identity"] != recorded_model["identity"]:
             raise UserError(
                 f"{key}: expected {model['name']!r} to be the model that {run}/config.yaml records, got another one "
                 "behind this name"
@@ -130,17 +132,17 @@ def check_models(
 
 
 def _base_of_adapter(folder: Path) -> tuple[str | None, str | None]:
-    """The base that an adapter's folder names, and its revision; None for what it does not name."""
+    """Returns the base that an adapter's folder names, and its revision; None for either if missing."""
     try:
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return settings["base_model_name_or_path"] or None, settings.get("revision")
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        # No adapter; loading it reports what is wrong.
+        # Not a readable adapter; loading it reports the error.
         return None, None
 
 
 def _folder_hash(folder: Path) -> str:
-    """The start of the SHA-256 of what identifies the weights in a folder."""
+    """Returns the start of a SHA-256 that identifies the weights in a folder."""
     digest = hashlib.sha256()
     for file in sorted(file for pattern in WEIGHTS for file in folder.glob(pattern)):
         digest.update(f"{file.name}\0{file.stat().st_size}\0".encode())
@@ -150,7 +152,7 @@ def _folder_hash(folder: Path) -> str:
 
 
 def _parts_of_weights(file: Path) -> Iterator[bytes]:
-    """The header of a safetensors file, and the beginning and the end of each tensor; those of another file."""
+    """Yields a safetensors file's header and each tensor's beginning and end; other files' beginning and end."""
     with open(file, "rb") as stream:
         size = file.stat().st_size
         spans = [(0, size)]
@@ -158,7 +160,7 @@ def _parts_of_weights(file: Path) -> Iterator[bytes]:
             length = int.from_bytes(stream.read(8), "little")
             header = stream.read(min(length, size))
             yield header
-            # A damaged header is one span; loading the model reports it.
+            # With a damaged header, the file counts as one span; loading the model reports the error.
             with suppress(ValueError, LookupError, TypeError, AttributeError):
                 tensors = json.loads(header)
                 tensors.pop("__metadata__", None)
@@ -172,16 +174,16 @@ def _parts_of_weights(file: Path) -> Iterator[bytes]:
 
 
 def function_name(function: Callable[..., Any]) -> str:
-    """A reward function's name: `module.function`, or the class of a callable object."""
+    """Returns a reward function's name: `module.function`, or the class of a callable object."""
     named = _definition(function)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def source_hash(function: Callable[..., Any]) -> str:
-    """The start of the SHA-256 of the file that defines a function, or the class of a callable object.
+    """Returns the start of the SHA-256 of the file that defines a function, or a callable object's class.
 
-    What the file imports is not covered. Empty for a function without a file, as one that is typed at a prompt or in a
-    notebook.
+    The hash does not cover the file's imports. It is empty for a function without a file, such as one typed at a
+    prompt or in a notebook.
     """
     try:
         source = Path(inspect.getfile(_definition(function))).read_bytes()
@@ -191,7 +193,7 @@ def source_hash(function: Callable[..., Any]) -> str:
 
 
 def _definition(function: Callable[..., Any]) -> Any:
-    """What a callable is defined by: a function without its wrappers, or the class of an object."""
+    """Returns the definition of a callable: the function inside its wrappers, or an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -199,9 +201,9 @@ def _definition(function: Callable[..., Any]) -> Any:
 
 
 def data_hash(rows: "Dataset") -> str:
-    """The start of the SHA-256 of a dataset's rows, in their order."""
+    """Returns the start of the SHA-256 of a dataset's rows, in order."""
     digest = hashlib.sha256()
-    # As Arrow stores them: the text of a decoded image or a long array does not tell its value.
+    # Rows as Arrow stores them, since the text of a decoded image or a long array does not show its value.
     stored = rows.with_format("arrow")
     for start in range(0, len(rows), ROWS_AT_ONCE):
         chunk = stored[start : start + ROWS_AT_ONCE].to_pydict()
@@ -210,24 +212,25 @@ def data_hash(rows: "Dataset") -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python, the installed libraries, and this repository's commit where it is a checkout."""
+    """Returns the versions of Python and the libraries, and this repository's commit if it is a checkout."""
     result = {"python": platform.python_version()}
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):  # trl
             result[library] = version(library)
-    with suppress(OSError, subprocess.SubprocessError):  # no git, or no checkout
+    with suppress(OSError, subprocess.SubprocessError):  # git is missing, or this is no checkout
         result["commit"] = commit(Path(__file__).parent)
     return result
 
 
 def commit(folder: Path) -> str:
-    """The commit of a folder's repository, with `-dirty` after it where tracked files differ from it.
+    """Returns the commit of a folder's repository, with `-dirty` appended if tracked files have changed.
 
-    But for those under `results`: an experiment that writes its rows there changes nothing that its next run computes.
+    Changes under `results` do not count: the rows that an experiment writes there do not affect its next run.
 
-    Raises an OSError or a subprocess.SubprocessError: no git, or no repository that holds the folder.
+    Raises an OSError or a subprocess.SubprocessError if git is missing or no repository tracks the folder.
     """
-    _git(folder, "ls-files", "--error-unmatch", ".")  # not that of a project with cory in its .venv
+    # Fails in the repository of a project that has cory in its .venv.
+    _git(folder, "ls-files", "--error-unmatch", ".")
     changes = _git(
         folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)results"
     )

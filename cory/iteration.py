@@ -1,4 +1,4 @@
-"""What comes of an iteration."""
+"""The record of one iteration."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,23 +12,23 @@ from cory.rollout import Batch, Rollout
 
 @dataclass
 class Iteration:
-    """What happened in one iteration, as callbacks see it.
+    """Data and results of one iteration, as callbacks see them.
 
-    What is listed by role has the order of the chain: the pioneer's comes first; (batch,) are its responses. Of several
-    processes that share the batch, each has its own rows in `batch`, `rollouts` and the rewards; `stats` and `records`
-    are over all of them.
+    Lists by role follow the chain, the pioneer first; `batch` is a role's number of responses. If several processes
+    share the batch, each holds its own rows in `batch`, `rollouts` and the rewards, while `stats` and `records` cover
+    all processes.
 
     Args:
-        index: from 0.
+        index: number of the iteration, from 0.
         chain: the agents by role; `chain[0]` is the pioneer.
-        batch: this iteration's queries: `batch.columns` are the dataset's columns.
+        batch: this iteration's queries; `batch.columns` are the dataset's columns.
         rollouts: each role's prompts and responses.
-        task_rewards: r_i of each role, (batch,).
-        rewards: what each role is trained on (Eq. 4), (batch,).
-        team_rewards: of each chain, so one for each response of the last role, (batch,); None without a team reward.
-        rewards_by_function: of several reward functions, what each gave each role's responses, (batch,), nan for None.
-        samples: lines of samples.jsonl, where they are due.
-        stats: of each role's update.
+        task_rewards: each role's task rewards r_i, (batch,).
+        rewards: each role's training rewards (Eq. 4), (batch,).
+        team_rewards: the chains' team rewards, (batch,), one per response of the last role; None without a team reward.
+        rewards_by_function: each role's rewards (batch,) by reward function, nan for None; empty for a single function.
+        samples: lines of samples.jsonl, if they are due.
+        stats: each role's update statistics.
         records: lines of metrics.jsonl, one per role, in the order of the agents.
         timings: the line of timings.jsonl.
     """

@@ -1,4 +1,4 @@
-"""The metrics by which runs and models are judged: docs/metrics.md. Importing this does not import torch."""
+"""The metrics of runs and models, defined in docs/metrics.md. Importing this does not import torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from cory.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# What every table and figure calls a metric.
+# The metrics' titles in tables and figures.
 TITLES = {
-    # Of training.
+    # Metrics of training
     "task_reward": "task reward",
     "team_reward": "team reward",
     "kl": "KL (nats)",
     "combined_reward": "combined reward",
     "distinct_2": "distinct-2",
     "response_tokens": "length (tokens)",
-    # Of an evaluation, besides; a chain's combined reward has the KL of all its calls.
+    # Additional metrics of an evaluation; a chain's combined reward uses the KL of all its calls
     "chain_kl": "KL, all calls (nats)",
     "chain_sampled_kl": "sampled KL, all calls (nats)",
     "distinct_1": "distinct-1",
@@ -34,11 +34,11 @@ TITLES = {
 }
 HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # measured with `eval_every`
 CURVES = ("task_reward", "kl", "combined_reward")  # in every table and figure of a run
-HALVES = 200  # that the jackknife of `distinct_interval` draws
+HALVES = 200  # halves drawn by the jackknife in `distinct_interval`
 
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
-    """`r_c = r - eta * KL` (paper, section 4): the objective on which CORY and PPO are compared.
+    """`r_c = r - eta * KL` (paper, section 4): the objective by which CORY and PPO are compared.
 
     Args:
         task_reward: mean r(s0, a) of an agent's own responses.
@@ -49,12 +49,12 @@ def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
 
 
 def full_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """KL(pi, pi_0) over the whole vocabulary (Eq. 2): from (..., vocabulary) log-probabilities, (...), in nats."""
+    """KL(pi, pi_0) over the whole vocabulary in nats (Eq. 2), (...), from log-probabilities (..., vocabulary)."""
     return logprobs.exp().mul_(logprobs - ref_logprobs).sum(-1)
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Distinct-n (Li et al., 2016): distinct n-grams of words over all n-grams, of all texts together.
+    """Distinct-n (Li et al., 2016): the number of distinct word n-grams over all n-grams, pooled over the texts.
 
     >>> distinct(["good good film", "good film"], 1)
     0.4
@@ -68,7 +68,7 @@ def distinct(texts: Sequence[str], n: int) -> float:
 
 
 def share_of_start(distinct_2: float, start: float) -> float:
-    """Distinct-2 over that of the first iteration; NaN where that is 0, as of answers of one word.
+    """Distinct-2 relative to its value in the first iteration, `start`; NaN if that is 0, as for one-word answers.
 
     >>> share_of_start(0.2, 0.8), share_of_start(0.0, 0.0)
     (0.25, nan)
@@ -79,13 +79,15 @@ def share_of_start(distinct_2: float, start: float) -> float:
 def collapsed(distinct_share: float, kl: float, kl_bound: float) -> bool:
     """Collapse: distinct-2 below half of an untrained agent's, or KL (nats) above its bound.
 
-    `distinct_share`: distinct-2 over the untrained agent's; NaN says nothing.
+    `distinct_share` is distinct-2 over the untrained agent's; NaN counts as no collapse.
     """
     return distinct_share < 0.5 or kl > kl_bound
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased estimate of the chance that one of k samples is correct (Chen et al., 2021): `1 - C(n-c, k) / C(n, k)`.
+    """Unbiased estimate of the probability that any of k samples is correct: `1 - C(n-c, k) / C(n, k)`.
+
+    See Chen et al., 2021.
 
     Args:
         n: samples drawn.
@@ -101,7 +103,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def clustered(clusters: Sequence[Hashable] | None, count: int) -> list[list[int]]:
-    """The indices of `count` values, cluster by cluster; without clusters each value is one.
+    """Groups the indices of `count` values by cluster; without clusters, each value is its own.
 
     >>> clustered(["a", "b", "a"], 3)
     [[0, 2], [1]]
@@ -113,14 +115,14 @@ def clustered(clusters: Sequence[Hashable] | None, count: int) -> list[list[int]
 
 
 def student_t(clusters: int) -> float:
-    """The half-width of a 95 % interval in standard errors: Student's t with one degree of freedom less than clusters.
+    """Returns the half-width of a 95 % interval in standard errors: Student's t with `clusters - 1` degrees of freedom.
 
     The normal distribution's 1.96 would be 8 % too narrow for 16 queries, and 24 % for 6.
 
     >>> round(student_t(16), 3), round(student_t(500), 3)
     (2.131, 1.965)
     """
-    from scipy import stats  # here, as importing it takes a while
+    from scipy import stats  # slow to import
 
     return float(stats.t.ppf(0.975, clusters - 1))
 
@@ -128,20 +130,20 @@ def student_t(clusters: int) -> float:
 def mean_interval(
     values: Sequence[float], clusters: Sequence[Hashable] | None = None
 ) -> tuple[float, float | None]:
-    """Mean and the half-width of its 95 % interval, from the cluster-robust standard error of a mean.
+    """Returns the mean and the half-width of its 95 % interval, from the cluster-robust standard error.
 
-    Values of one cluster, such as those of a query that is asked twice, may depend on each other. With `n` values in
-    `G` clusters: `t / n * sqrt(G / (G - 1) * sum_g (sum_{i in g} (x_i - mean))^2)`, t of `student_t(G)`. Where each
-    value is a cluster this is the usual `t * s / sqrt(n)`. One cluster has no interval: None.
+    Values in a cluster, such as answers to the same query, may depend on each other. With `n` values in `G` clusters,
+    the half-width is `t / n * sqrt(G / (G - 1) * sum_g (sum_{i in g} (x_i - mean))^2)`, where `t = student_t(G)`. If
+    each value is its own cluster, this is the usual `t * s / sqrt(n)`. For a single cluster it is None.
 
     Args:
-        clusters: of each value. None: each value is one of its own.
+        clusters: the values' clusters. None: each value is its own cluster.
 
     >>> mean, half = mean_interval([1.0, 1.0, 4.0], ["a", "a", "b"])
     >>> mean, round(half, 3)  # the sums are -2 and 2: 12.706 / 3 * sqrt(2 * (4 + 4))
     (2.0, 16.942)
     """
-    import torch  # here, as importing it takes seconds
+    import torch  # slow to import
 
     x = torch.as_tensor(values, dtype=torch.float64)
     mean = x.mean()
@@ -158,16 +160,16 @@ def mean_interval(
 def distinct_interval(
     texts: Sequence[str], n: int, clusters: Sequence[Hashable] | None = None
 ) -> tuple[float, float | None]:
-    """Distinct-n of `texts` and the half-width of its 95 % interval, by the delete-half jackknife over clusters.
+    """Returns distinct-n and the half-width of its 95 % interval, by the delete-half jackknife over clusters.
 
-    A bootstrap would draw the same text twice and so lower distinct-n. Halves drawn without replacement do not, and
-    their spread estimates the standard error of the whole (Shao and Wu, 1989): with halves of `h` of `G` clusters it is
-    `sqrt(h / (G - h))` times their standard deviation. One cluster has no interval: None.
+    A bootstrap would draw texts twice and thereby lower distinct-n; halves drawn without replacement do not. With
+    halves of `h` of `G` clusters, the standard error is `sqrt(h / (G - h))` times the halves' standard deviation (Shao
+    and Wu, 1989). For a single cluster, the half-width is None.
 
     Args:
-        clusters: of each text, which are left out or kept whole. None: each text is one of its own.
+        clusters: the texts' clusters, each kept or left out as a whole. None: each text is its own cluster.
     """
-    import torch  # here, as importing it takes seconds
+    import torch  # slow to import
 
     groups = clustered(clusters, len(texts))
     if len(groups) < 2:

@@ -1,4 +1,4 @@
-"""A task of your own: prompts and reward that settings name. Importing this does not import torch."""
+"""A task of your own, with prompts and reward named in the settings. Importing this does not import torch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -24,37 +24,31 @@ class OwnTaskConfig(Settings):
     """Prompts, reward and templates; docs/own_task.md has examples.
 
     Args:
-        dataset: File (parquet; jsonl, json or csv, which may end in .gz), folder with files named
-            after their splits, folder of `save_to_disk`, or Hub id.
-        subset: Configuration of a Hub dataset; null for its only one.
+        dataset: File (parquet; jsonl, json or csv, optionally with .gz), folder with files named after their splits,
+            folder of `save_to_disk`, or Hub id.
+        subset: Configuration of a Hub dataset. null: its only one.
         split: Split of the dataset; a single file is used whole.
-        eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`; they are checked before
-            training. null: another split of `dataset`.
-        eval_split: Split of the held-out prompts that `eval_every` uses; `cory.evaluation` has
-            --split.
-        prompt_column: Column with the prompts: text, or chat messages of which the last is the
-            user's.
-        row_per_branch: Whether each of `branches` has a row of its own: so many rows of training, one
-            after the other, are one query, in which the first role reads the same. Held-out rows are
-            queries by themselves. docs/learners.md.
-        max_prompt_tokens: Longer prompts are left out, of training and held out: tokens of the
-            query as the pioneer reads it. null: none is left out.
-        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty
-            with a team_reward.
-        reward_weights: A weight for each reward function. null: 1 each.
+        eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`; checked before training. null: another
+            split of `dataset`.
+        eval_split: Split of the held-out prompts for `eval_every`; `cory.evaluation` has --split.
+        prompt_column: Column with the prompts: text, or chat messages ending with the user's.
+        row_per_branch: Whether each of the `branches` has its own row. In training, that many consecutive rows form one
+            query, and the first role reads the same text in all of them. Each held-out row is a query
+            (docs/learners.md).
+        max_prompt_tokens: Longest prompt in tokens, measured on the query as the pioneer reads it; rows with longer
+            ones are left out of training and held-out data. null: no limit.
+        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty with a team_reward.
+        reward_weights: Weights of the reward functions. null: 1 each.
         team_reward: FILE.py:FUNCTION that rewards a whole chain, on top of `reward`. null: none.
-        metrics: FILE.py:FUNCTION, or a list of them, whose means are recorded by the names of the
-            functions.
-        extract: FILE.py:FUNCTION from a response to its answer, or None, for the votes of an
-            evaluation. null: none.
+        metrics: FILE.py:FUNCTION, or a list of them; their means are recorded under the functions' names.
+        extract: FILE.py:FUNCTION that returns a response's answer, or None, for the votes of an evaluation. null: none.
         pioneer_prompt: Template over {prompt} and the dataset's other columns.
-        observer_prompt: Template over {prompt}, {response}, the response of the preceding role, and
-            the other columns. null: query and response, then the query again on a new line; in a
-            chat, a request for a better answer.
+        observer_prompt: Template over {prompt}, {response} (the preceding role's) and the other columns. null: query
+            and response, then the query again on a new line; in a chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"
-    # Keys whose values are FILE.py:FUNCTION.
+    # Keys with values FILE.py:FUNCTION.
     FUNCTIONS: ClassVar[tuple[str, ...]] = (
         "reward",
         "team_reward",
@@ -87,14 +81,13 @@ class OwnTaskConfig(Settings):
 
     @property
     def rewards(self) -> list[str]:
-        """The reward functions, as a list; empty only beside a team reward."""
+        """The reward functions as a list; empty only with a team reward."""
         return as_list(self.reward) if self.reward else []
 
 
 @dataclass
 class OwnConfig(Config):
-    """A run on your own prompts and rewards. See cory/config.py for the keys that every task
-    shares.
+    """A run on your own prompts and rewards. cory/config.py has the keys that all tasks share.
 
     Args:
         task: Prompts, reward and templates.
@@ -106,11 +99,11 @@ class OwnConfig(Config):
 OWN = TaskKind("own", OwnConfig, "cory.own_task")
 
 
-# What a task provides: see `cory.task_kinds.TaskKind`.
+# The functions of a task kind: see `cory.task_kinds.TaskKind`.
 
 
 def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
-    """The task of a run, on `rows` or on the prompts of training."""
+    """Returns the task of a run, on `rows` or on the training prompts."""
     from cory.models.text import are_turns
     from cory.roles import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.task import Task
@@ -119,8 +112,8 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     settings.check()
     if not settings.rewards and settings.team_reward is None:
         raise UserError(
-            "task.reward: expected FILE.py:NAME, by --task.reward or in the file of --config, got none (that of a run "
-            "made in Python has none)"
+            "task.reward: expected FILE.py:NAME, by --task.reward or in the file of --config, got none (the file of a "
+            "run made in Python has none)"
         )
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     rewards = [
@@ -139,7 +132,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         raise UserError(
             f"task.metrics: expected functions of different names, got {settings.metrics}"
         )
-    row_per_branch = settings.row_per_branch and rows is None  # in training
+    row_per_branch = settings.row_per_branch and rows is None  # for training rows only
     if rows is None:
         rows = training_rows(config)
     observer_prompt = settings.observer_prompt
@@ -151,17 +144,19 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
 
 
 def training_rows(config: OwnConfig) -> "Dataset":
-    """The prompts that a run with these settings is trained on."""
+    """Returns the training prompts of a run with these settings."""
     settings = config.task
     return _read(config, "task.dataset", settings.dataset, settings.split, settings.subset)
 
 
 def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
-    """Held-out prompts: those of `eval_dataset`, or another split of `dataset`. None: the split
-    `eval_split`.
+    """Returns held-out prompts from `eval_dataset`, or from another split of `dataset`.
 
-    Raises a UserError if the dataset has no splits and is trained on as a whole, unless its split
-    is named, or if a split is named that held-out prompts without splits do not have.
+    Args:
+        split: the split; None: `eval_split`.
+
+    Raises a UserError if training uses all of `dataset`, as it has no splits, unless `split` is the training split; or
+    if `eval_dataset` has no splits and `split` is not `eval_split`.
     """
     from cory.data import has_splits
 
@@ -189,7 +184,7 @@ def _reward(loaded: Loaded, weight: float = 1.0) -> "Reward":
 def _read(
     config: OwnConfig, key: str, dataset: str, split: str, subset: str | None = None
 ) -> "Dataset":
-    """The rows of a dataset, which is that of `key`, with the prompts in a column `prompt`, but for too long ones."""
+    """Returns a dataset's rows with the prompts in a column `prompt`, without those that are too long."""
     from cory.data import load_dataset, without_long_prompts
 
     if not dataset:
@@ -203,7 +198,7 @@ def _read(
         raise UserError(
             f"task.prompt_column: expected one of {names} of {dataset!r}, got {column!r}"
         )
-    if column != "prompt":  # as templates call it
+    if column != "prompt":  # the name in templates
         if "prompt" in names:
             raise UserError(
                 f"task.prompt_column: expected 'prompt', as the dataset has a column of that name, got {column!r}"

@@ -1,22 +1,22 @@
-"""How this process was started. Importing this does not import torch."""
+"""Information about how this process was started. Importing this does not import torch."""
 
 import os
 import shlex
 import sys
 
-from_command_line = False  # whether it has read its settings from its command line
+from_command_line = False  # whether the settings came from the command line
 
 
 def is_first() -> bool:
-    """Whether it is the only process of a run, or the first of several; it prints."""
+    """Whether this is a run's first or only process; only that one prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def invocation() -> str:
-    """The program of this process, without its arguments, as it is typed: `python imdb_train/cory.py`, ..."""
+    """Returns this process's command without arguments, as typed: `python imdb_train/cory.py`, ..."""
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     start = "python" if processes == 1 else f"torchrun --nproc_per_node {processes}"
-    spec = getattr(sys.modules["__main__"], "__spec__", None)  # of `python -m MODULE`
+    spec = getattr(sys.modules["__main__"], "__spec__", None)  # set by `python -m MODULE`
     if spec and spec.origin == sys.argv[0]:
         return f"{start} -m {spec.name.removesuffix('.__main__')}"
     return f"{start} {shlex.quote(sys.argv[0])}"

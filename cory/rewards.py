@@ -1,16 +1,15 @@
-"""Rewards and metrics: functions that give a number to each response.
+"""Rewards and metrics: functions that give each response a number.
 
     reward(prompts, completions, **columns) -> list[float | None]
 
-This is the signature of TRL's GRPO reward functions, `async def` ones and callable objects included.
-A function gets the columns that it names, or all if it takes **kwargs: `prompts`, `completions`,
-`completion_ids` (each completion's tokens, with its end token), the `role` in which it was written,
-and those of the dataset. For chat prompts, prompts and completions are messages, as in TRL. None:
-the function does not apply to this response. A metric gets no `completion_ids`, but may take
-`rewards`, the responses' task rewards. A team reward gets `chains`, lists of responses, in place of
-`completions`.
+Functions have the signature of TRL's GRPO reward functions; `async def` functions and callable objects work, too. A
+function receives the columns that it names, or all of them if it takes **kwargs: `prompts`, `completions`,
+`completion_ids` (each completion's tokens, with its end token), `role` (the writer's role) and the dataset's columns.
+For chat prompts, prompts and completions are messages, as in TRL. A function returns None for responses that it does
+not apply to. A metric receives no `completion_ids`, but can take `rewards`, the responses' task rewards. A team reward
+receives `chains`, lists of responses, in place of `completions`.
 
-An error that a function raises is not caught here.
+Errors raised by a function are not caught here.
 """
 
 import copy
@@ -47,7 +46,7 @@ LARGEST_FLOAT = torch.finfo(torch.float32).max  # a larger number is infinite as
 class Reward:
     """A reward function with its weight: `Task(dataset, [f, Reward(g, 0.5)], prompts)`.
 
-    `name`, in messages and records, and `sha256` of its source are by default the function's own.
+    `name` is used in messages and records, and `sha256` identifies the source; both default to the function's own.
     """
 
     function: Function
@@ -60,7 +59,7 @@ class Reward:
 
     @property
     def short_name(self) -> str:
-        """The name of the function alone: `good`, of `rewards.py:good`."""
+        """The function's name without its file: `good` for `rewards.py:good`."""
         return str(self).split(":")[-1]
 
 
@@ -69,17 +68,15 @@ class Scores:
     """The rewards of a batch of responses.
 
     Args:
-        total: the weighted sum, (batch,) float32 on the CPU. A function that returns None for a row
-            does not count there; if all do, the row gets 0.
-        by_function: of several functions, what each gave, without its weight: (batch,), nan for
-            None. Empty for one.
+        total: the weighted sum, (batch,) float32 on the CPU. None counts as 0 in a row's sum.
+        by_function: each function's unweighted rewards, (batch,), nan for None; empty for a single function.
     """
 
     total: torch.Tensor
     by_function: dict[str, torch.Tensor]
 
     def split(self, sizes: list[int]) -> list["Scores"]:
-        """The scores in parts of these lengths."""
+        """Splits the scores into parts of the given sizes."""
         totals = self.total.split(sizes)
         parts = {name: values.split(sizes) for name, values in self.by_function.items()}
         return [
@@ -92,18 +89,18 @@ Rewards = Function | Reward | Sequence[Function | Reward]
 
 
 def as_rewards(reward: Rewards) -> list[Reward]:
-    """One reward function or several, each with its weight: 1 where none is given.
+    """Returns a list of reward functions with weights, 1 if not given.
 
-    Raises a UserError if one cannot be called.
+    Raises a UserError if one of them is not callable.
     """
     functions: list[Any] = [reward]
     if isinstance(reward, Sequence) and not isinstance(reward, str):
         functions = [*reward]
-    rewards = [one if isinstance(one, Reward) else Reward(one) for one in functions]
-    for one in rewards:
-        if not callable(one.function):
+    rewards = [item if isinstance(item, Reward) else Reward(item) for item in functions]
+    for item in rewards:
+        if not callable(item.function):
             raise UserError(
-                f"task.reward: expected functions, such as a cory.rewards.Classifier, got {one.function!r}"
+                f"task.reward: expected functions, such as a cory.rewards.Classifier, got {item.function!r}"
             )
     return rewards
 
@@ -114,10 +111,10 @@ def score_by_function(
     completions: Sequence[str],
     columns: Columns,
 ) -> Scores:
-    """The rewards of responses, in sum and by function. Without any function all rewards are 0.
+    """Scores responses, in sum and by function. All rewards are 0 without a function.
 
-    Raises a UserError, with the function and the row, if one does not return a finite number or
-    None for each completion.
+    Raises a UserError, with function and row, if a function returns anything but finite numbers or None, one per
+    completion.
     """
     rewards = as_rewards(reward)
     if not rewards:
@@ -139,9 +136,9 @@ def score_by_function(
 def score_chains(
     reward: Reward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
 ) -> torch.Tensor:
-    """The team reward of each chain, (chains,) float32 on the CPU. `chains`: of each, the responses by role.
+    """Returns each chain's team reward, (chains,) float32 on the CPU. `chains` lists the responses of each by role.
 
-    Raises a UserError, with the function and the chain, if it does not return a finite number for each chain.
+    Raises a UserError, with function and chain, if the function does not return a finite number for each chain.
     """
     rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
     return _numbers([(f"team reward {reward}", reward.function)], rows, unit="chain")[0]
@@ -150,10 +147,13 @@ def score_chains(
 def score_rollouts(
     reward: Rewards, batch: Batch, rollouts: Sequence[Rollout], first: int = 0
 ) -> list[Scores]:
-    """Returns each role's rewards, (batch,): all roles' responses in one call, so in one pass of a reward model.
+    """Returns each role's rewards, (batch,), from one call for all roles, so a reward model scores them together.
 
-    The reward function sees the dataset's columns, as `completion_ids` the tokens of each response and, as `role`,
-    its role, counted from `first`.
+    Besides the dataset's columns, the reward function can take `completion_ids`, each response's tokens, and `role`,
+    the name of its role.
+
+    Args:
+        first: index of the first rollout's role in the chain.
     """
     names = [*batch.columns, "role", "completion_ids"]
     columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -172,7 +172,7 @@ def score_rollouts(
 def score_team(
     team: Reward | None, batch: Batch, rollouts: Sequence[Rollout]
 ) -> torch.Tensor | None:
-    """Returns the team rewards of whole chains, one for each response of the last role; None without a team reward."""
+    """Returns the chains' team rewards, one per response of the last role; None without a team reward."""
     if team is None:
         return None
     last = len(rollouts) - 1
@@ -189,7 +189,7 @@ def measure_responses(
     rewards: Sequence[float],
     columns: Columns,
 ) -> dict[str, list[float]]:
-    """What each metric gives each response; nan where it does not apply. Raises a UserError as `score_by_function`."""
+    """Returns each metric's values, nan where it does not apply. Raises a UserError like `score_by_function`."""
     if not metrics:
         return {}
     rows = _with_responses(prompts, completions, columns) | {"rewards": rewards}
@@ -198,13 +198,14 @@ def measure_responses(
 
 
 def accepted_columns(label: str, function: Function, columns: Collection[str]) -> list[str]:
-    """Those of `columns` that a function takes. Raises a UserError if it needs others.
+    """Returns the columns that a function takes. Raises a UserError if it needs others.
 
-    `label` names the function in the message.
+    Args:
+        label: the function's name in the message.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # no function; a builtin such as `max`
+    except (TypeError, ValueError):  # not a function, or a builtin such as `max`
         raise UserError(
             f"{label}: expected a function with named parameters, got {function!r}"
         ) from None
@@ -221,7 +222,7 @@ def accepted_columns(label: str, function: Function, columns: Collection[str]) -
 def _with_responses(
     prompts: Sequence[Any], completions: Sequence[str], columns: Columns
 ) -> dict[str, Any]:
-    """All columns that a function can take. For chat prompts, completions are messages, too."""
+    """Returns all columns that a function can take. For chat prompts, completions are messages, too."""
     is_chat = len(prompts) > 0 and not isinstance(prompts[0], str)
     responses: Sequence[Any] = completions
     if is_chat:
@@ -232,14 +233,14 @@ def _with_responses(
 def _numbers(
     functions: Sequence[tuple[str, Function]], columns: Columns, unit: str = "completion"
 ) -> torch.Tensor:
-    """What each function, with its label, gives each row, (functions, rows) float32 on the CPU; nan for None."""
+    """Returns the functions' values, (functions, rows) float32 on the CPU, nan for None; `functions` are labelled."""
     results = []
     for label, function in functions:
         arguments = {name: columns[name] for name in accepted_columns(label, function, columns)}
         try:
-            # A copy: what one function changes in place, the next one must not read.
+            # A deep copy, so that no function sees another's changes in place.
             results.append(function(**copy.deepcopy(arguments)))
-        except SystemExit as error:  # would end the run without a word
+        except SystemExit as error:  # would end the run without a message
             raise RuntimeError(f"{label} has called sys.exit") from error
     numbers = [
         _checked(label, result, columns, unit)
@@ -249,9 +250,9 @@ def _numbers(
 
 
 def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float]:
-    """One finite number per row, or nan for None, which only completions may have."""
+    """Returns one finite number per row, or nan for None, which is allowed only for completions."""
     count = len(columns["prompts"])
-    # Of a mapping, `list` would take the keys; a set has an order of its own.
+    # `list` would take a mapping's keys, and a set's arbitrary order.
     if isinstance(result, Mapping | Set) or not isinstance(result, Iterable):
         raise UserError(f"{label}: expected a list of {count} numbers, got {type(result).__name__}")
     values = list(result)
@@ -272,7 +273,7 @@ def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float
 
 
 def _as_float(value: Any) -> float:
-    """A number of Python, numpy or torch; nan for anything else, such as a row of a table."""
+    """Converts a Python, numpy or torch number to float; anything else, such as a row of a table, gives nan."""
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         if not isinstance(value, str | bytes) and not getattr(value, "shape", ()):
             return float(value.item() if hasattr(value, "item") else value)
@@ -280,21 +281,21 @@ def _as_float(value: Any) -> float:
 
 
 class Classifier:
-    """A reward: a sequence classifier's logit for prompt plus response, as the text alone gets it.
+    """A reward: a sequence classifier's logit for prompt plus response.
 
-    Texts are scored in padded batches where padding changes no logit, else one at a time: so if the
-    model has no pad token of its own, by which a decoder's head finds the last token.
+    Texts are scored in padded batches if padding does not change the logits, else one at a time. The latter holds for
+    models without a pad token of their own, since a decoder's head uses it to find the last token.
 
     Args:
         name: Hub id or local folder of the classifier.
-        label: whose logit is the reward, in upper or lower case; None: the only one, as of a reward model.
-        batch_size: texts in one forward pass.
-        device: where it runs.
-        separator: between prompt and response. A response that continues its prompt has its own space; one that is a
-            turn of a chat does not.
-        recorded_as: its name in a run's config.yaml, if another than `name`.
+        label: label that gives the logit, in upper or lower case. None: the only output, as in reward models.
+        batch_size: number of texts in a forward pass.
+        device: device of the classifier.
+        separator: text between prompt and response. A response that continues its prompt begins with its own space; a
+            response that is a chat turn does not.
+        recorded_as: name recorded in a run's config.yaml, if it differs from `name`.
 
-    Raises a UserError: there is no such classifier, or it has no such label.
+    Raises a UserError if the classifier does not exist, or has no such label.
     """
 
     def __init__(
@@ -310,11 +311,11 @@ class Classifier:
         self.model: PreTrainedModel = model.to(torch.device(device))
         self.batch_size = batch_size
         self.separator = separator
-        # Identified in config.yaml, so that another model behind this name is refused.
+        # Recorded in config.yaml, so that a resumed run refuses another model behind this name.
         self.models = {"task.reward_model": (recorded_as or name, name)}
         self.max_length = _most_tokens(model)
-        self.tokenizer.truncation_side = "left"  # of a text that is too long the response stays
-        # The model's, not the tokenizer's, which may be another.
+        self.tokenizer.truncation_side = "left"  # keeps the response of a text that is too long
+        # The model's pad token; the tokenizer's may differ.
         self.pad_id = model.config.get_text_config().pad_token_id
         if not self._ignores_padding():
             self.batch_size = 1
@@ -330,7 +331,7 @@ class Classifier:
                 "Classifier: expected text prompts (model.chat_template makes them turns), got chat messages; "
                 "write a reward function that makes a text of them"
             )
-        special = special_tokens(self.tokenizer)  # the writer can spell those of this tokenizer
+        special = special_tokens(self.tokenizer)  # the policy can spell them as ordinary text
         texts = [
             prompt + self.separator + without(special, completion)
             for prompt, completion in zip(prompts, completions, strict=True)
@@ -347,7 +348,7 @@ class Classifier:
         return rewards.tolist()
 
     def _logits(self, rows: Sequence[Sequence[int]]) -> torch.Tensor:
-        """(texts, labels), of texts as token ids."""
+        """Returns logits (texts, labels) for texts given as token ids."""
         texts_ids = [torch.tensor(row, dtype=torch.long) for row in rows]
         ids, mask = pad(texts_ids, self.pad_id or 0, "right")
         logits: torch.Tensor = self.model(
@@ -358,12 +359,9 @@ class Classifier:
 
     @torch.no_grad()
     def _ignores_padding(self) -> bool:
-        """Whether a padded text has the logits that it has alone, but for rounding. FNet's, for example, mix all
-        positions.
-        """
-        if (
-            self.model.config.is_encoder_decoder
-        ):  # such heads want equally many end tokens in all texts
+        """Whether padding leaves a text's logits unchanged, up to rounding. FNet, for example, mixes all positions."""
+        # Encoder-decoder heads require equally many end tokens in all texts.
+        if self.model.config.is_encoder_decoder:
             return False
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
         if self.pad_id is None or not 0 <= self.pad_id < vocabulary:
@@ -378,10 +376,10 @@ class Classifier:
 def load_classifier(
     name: str, label: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """A sequence classifier, its tokenizer, and the index of `label`; None: of its only output.
+    """Loads a sequence classifier, its tokenizer, and the index of `label` (None: of its only output).
 
-    Raises a UserError: it or its tokenizer is missing, it is no classifier, it lacks weights (such
-    as its head's), or it has no such label.
+    Raises a UserError if model or tokenizer is missing, the model is no classifier or lacks weights (such as its
+    head's), or the label does not exist.
     """
     where = find(name, "task.reward_model")
     try:
@@ -415,7 +413,7 @@ def load_classifier(
 
 
 def _most_tokens(model: PreTrainedModel) -> int | None:
-    """How long a text a classifier can read; None: any."""
+    """Returns the longest text in tokens that a classifier can read; None if unlimited."""
     positions = getattr(model.config, "max_position_embeddings", None)
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)
@@ -423,4 +421,4 @@ def _most_tokens(model: PreTrainedModel) -> int | None:
         return None
     if padding is None:
         return positions
-    return positions - padding - 1  # RoBERTa's positions begin after that of padding
+    return positions - padding - 1  # RoBERTa's positions start after the padding index

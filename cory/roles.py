@@ -1,4 +1,4 @@
-"""What each role of a chain reads: templates with placeholders, or functions (knowledge transfer, Eq. 3)."""
+"""The prompts of a chain's roles: templates with placeholders, or functions (knowledge transfer, Eq. 3)."""
 
 import copy
 import string
@@ -11,31 +11,30 @@ from cory.config import RoleConfig, role_name
 from cory.errors import UserError
 
 Prompt = str | list[dict[str, str]]  # text, or chat messages
-# What an observer reads where a task says nothing else: of a text that models continue, and of a chat.
+# An observer's default templates, for text continuation and for chat.
 OBSERVER = "{prompt}{response}\n{prompt}"
 CHAT_OBSERVER = "{prompt}\n\nHere is an answer to this:\n\n{response}\n\nGive a better answer."
-# `prompt(row, responses)`: the prompt, or messages, from a row's columns and earlier responses by role; may be async.
+# `prompt(row, responses)` returns text or messages, given a row's columns and earlier responses by role; may be async.
 PromptFunction = Callable[[dict[str, Any], dict[str, str]], Any]
-NO_SETTINGS = RoleConfig()  # of a role: all null
+NO_SETTINGS = RoleConfig()  # all null
 
 
 def text_of(prompt: Prompt) -> str:
-    """The text that a template fills in as {prompt}; for chat messages, the last one's."""
+    """Returns the text that a template fills in as {prompt}; for chat messages, the last message's."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def query_text(prompt: Prompt) -> str:
-    """The whole query, as samples and reports show it; of several chat messages, each with its role."""
+    """Returns the whole query, as samples and reports show it; several chat messages are shown with their roles."""
     if isinstance(prompt, str) or len(prompt) == 1:
         return text_of(prompt)
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
 
 
 def placeholders(template: str, where: str) -> list[str]:
-    """The names in braces in a template; `{{` and `}}` stand for braces themselves.
+    """Returns the names in braces in a template; `{{` and `}}` stand for literal braces.
 
-    Raises a UserError if the braces do not match, or hold more than a name: no attribute or index
-    is looked up.
+    Raises a UserError if the braces do not match, or hold more than a name, such as an attribute or an index.
     """
     try:
         fields = list(string.Formatter().parse(template))
@@ -57,32 +56,32 @@ def placeholders(template: str, where: str) -> list[str]:
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """The template with each placeholder replaced; braces inside the values are left as they are."""
+    """Replaces each placeholder of a template; braces inside the values stay as they are."""
     parts = string.Formatter().parse(template)
     return "".join(text + ("" if name is None else str(values[name])) for text, name, _, _ in parts)
 
 
 @dataclass(frozen=True)
 class RolePrompts:
-    """What each role reads: a template over these placeholders, or a function.
+    """The prompts of all roles: each is a template over these placeholders, or a function.
 
     * `{prompt}`: the query.
-    * `{response}`: the response of the role before; `{responses}`: those of all earlier roles, joined by blank lines.
-    * `{pioneer}`, or the name of any earlier role: its response.
+    * `{response}`: the preceding role's response; `{responses}`: all earlier roles' responses, joined by blank lines.
+    * `{pioneer}`, or the name of any earlier role: that role's response.
     * the dataset's other columns.
 
-    A function `prompt(row, responses)` gets the columns of a row and the earlier responses by the names of their roles.
-    It is called once per row, and returns text or chat messages; an async one answers all rows at the same time.
+    A function `prompt(row, responses)` receives a row's columns and the earlier responses by role name. It is called
+    once per row and returns text or chat messages. Calls of an async function run concurrently.
 
     Args:
-        pioneer: what the first role reads; a template needs {prompt}.
-        observer: what every later role reads; a template needs {prompt} and {response}.
-        roles: settings of the roles, in order, whose names and prompts replace these: `Config.roles`. Empty: all roles
-            have the default names.
-        code: the functions that `roles` name, by FILE.py:NAME; `loaded` fills it.
+        pioneer: the first role's prompt; a template needs {prompt}.
+        observer: every later role's prompt; a template needs {prompt} and {response}.
+        roles: settings of the roles, in order (`Config.roles`); their names and prompts take precedence. Empty: all
+            roles have the default names.
+        code: the functions named in `roles`, by FILE.py:NAME; filled by `loaded`.
 
     Raises:
-        UserError: a placeholder that is needed is missing, or one names no earlier role.
+        UserError: a required placeholder is missing, or a placeholder names no earlier role.
 
     >>> prompts = RolePrompts(observer='Improve "{prompt}{response}": {prompt}')
     >>> prompts.render(1, {"prompt": "The film"}, [" was bad"])
@@ -116,7 +115,7 @@ class RolePrompts:
             )
 
     def loaded(self) -> "RolePrompts":
-        """These, with the functions that the settings of the roles name. Raises a UserError if one cannot be loaded."""
+        """Loads the functions that the role settings name. Raises a UserError if one cannot be loaded."""
         code = {
             role.prompt: load_code(f"roles.{index}.prompt", role.prompt)
             for index, role in enumerate(self.roles)
@@ -125,42 +124,42 @@ class RolePrompts:
         return replace(self, code=code)
 
     def settings(self, role: int) -> RoleConfig:
-        """The settings of a role, from 0 for the first; all null where there are none."""
+        """Returns the settings of role `role` (from 0); all null if there are none."""
         return self.roles[role] if role < len(self.roles) else NO_SETTINGS
 
     def name(self, role: int) -> str:
-        """The name of a role: its own, or `pioneer`, `observer`, `observer_2`, ..."""
+        """Returns the name of a role: the configured one, or `pioneer`, `observer`, `observer_2`, ..."""
         return self.settings(role).name or role_name(role)
 
     def template(self, role: int) -> str | PromptFunction:
-        """The template of a role that reads the earlier responses, or what stands in its place."""
+        """Returns the template of a role that reads earlier responses, or FILE.py:NAME or the function in its place."""
         template = self.settings(role).prompt
         if template is not None:
             return template
         return self.pioneer if role == 0 else self.observer
 
     def function(self, role: int) -> PromptFunction | None:
-        """The function that returns a role's prompt; None: a template does."""
+        """Returns the function that makes a role's prompts; None if a template does."""
         template = self.template(role)
         if not isinstance(template, str):
             return template
         return self.code[template].value if is_code(template) else None
 
     def placeholders(self, role: int) -> list[str]:
-        """The placeholders of a role's template; none of a function."""
+        """Returns the placeholders of a role's template; empty for a function."""
         template = self.template(role)
         if not isinstance(template, str) or is_code(template):
             return []
         return placeholders(template, f"prompt of {self.name(role)}")
 
     def reads(self, role: int) -> list[int]:
-        """The earlier roles whose responses stand in a role's template; one that stands there twice is listed twice."""
+        """Returns the earlier roles that a role's template names, each as often as it occurs there."""
         earlier = {self.name(index): [index] for index in range(role)}
         earlier |= {"response": [role - 1], "responses": list(range(role))}
         return [index for name in self.placeholders(role) for index in earlier.get(name, [])]
 
     def columns(self) -> list[str]:
-        """The dataset's columns that the templates name, besides the query."""
+        """Returns the dataset's columns that the templates name, except the query."""
         roles = range(max(2, len(self.roles)))
         answers = {"prompt", "response", "responses", *(self.name(role) for role in roles)}
         names = [name for role in roles for name in self.placeholders(role)]
@@ -169,7 +168,7 @@ class RolePrompts:
     def render(
         self, role: int, row: Mapping[str, Any], responses: Sequence[str] | None = None
     ) -> Any:
-        """The prompt of `role` (0 is the pioneer) for one row of the dataset; see `render_rows`."""
+        """Returns the prompt of `role` (0 is the pioneer) for one row of the dataset; see `render_rows`."""
         columns = {name: [value] for name, value in row.items()}
         earlier = None if responses is None else [[response] for response in responses]
         return self.render_rows(role, columns, earlier)[0]
@@ -180,11 +179,11 @@ class RolePrompts:
         columns: Mapping[str, Sequence[Any]],
         responses: Sequence[Sequence[str]] | None = None,
     ) -> list[Any]:
-        """A role's prompts, one for each row of `columns`. In chat messages a template fills the last one alone.
+        """Returns a role's prompts, one per row of `columns`. For chat messages, a template changes only the last one.
 
         Args:
-            responses: of each earlier role, in order, its response to each row. None: the role answers the query
-                alone, so that it reads the pioneer's prompt.
+            responses: the earlier roles' responses, one list per role with an entry per row. None: the role answers
+                the query alone and reads the pioneer's prompt.
         """
         if responses is None:
             role = 0
@@ -198,7 +197,7 @@ class RolePrompts:
         function = self.function(role)
         if function is None:
             return [self._fill(role, row, chain) for row, chain in zip(rows, chains, strict=True)]
-        # A copy: what the function changes in place, the reward must not read.
+        # A deep copy, so that the function cannot change in place what the reward reads.
         return awaited(
             [function(copy.deepcopy(row), chain) for row, chain in zip(rows, chains, strict=True)]
         )
@@ -207,7 +206,7 @@ class RolePrompts:
         template = self.template(role)
         assert isinstance(template, str)
         prompt: Prompt = row["prompt"]
-        # A column hides a role of a default name.
+        # A dataset column takes precedence over a role with a default name.
         values = {**responses, **row, "prompt": text_of(prompt)}
         if responses:
             values["response"] = [*responses.values()][-1]

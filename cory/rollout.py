@@ -1,4 +1,4 @@
-"""What passes through a chain: the queries that it answers at a time, and the responses of each agent."""
+"""The data that passes through a chain: batches of queries, and the agents' responses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 T = TypeVar("T")
-# With an entry per row, or none.
+# The fields of `Rollout` that have an entry per row, or are empty.
 COLUMNS = (
     "prompts",
     "completions",
@@ -22,20 +22,19 @@ COLUMNS = (
 
 @dataclass
 class Rollout:
-    """A batch of responses of one agent: lists of equal length, one entry per row.
+    """One agent's responses to a batch: lists of equal length, one entry per row.
 
     Args:
-        prompts: what the agent read, text or chat messages.
+        prompts: the agent's prompts, text or chat messages.
         completions: the text of its responses.
-        prompt_ids, response_ids: token ids as 1-d tensors, always on the CPU; `window.pack`
-            moves a batch to the learner's device.
-        logprobs: 1-d tensors, of the response tokens, by the engine that sampled them; empty
+        prompt_ids, response_ids: token ids as 1-d tensors, always on the CPU; `window.pack` moves a batch to the
+            learner's device.
+        logprobs: log-probabilities of the response tokens as 1-d tensors, from the engine that sampled them; empty
             without an engine.
-        logits: of each response's tokens, (vocabulary,) each, as they were before warping; empty
-            where they were not kept.
+        logits: logits (vocabulary,) of each response token, before warping; empty if they were not kept.
         agent: name of the agent.
         role: name of its role in the chain.
-        finished: of each row, whether its response ended by itself, and was not cut at its limit.
+        finished: whether each response ended by itself, not at its length limit.
     """
 
     prompts: list[Any]
@@ -49,14 +48,15 @@ class Rollout:
     finished: list[bool] = field(default_factory=list)
 
     def rows(self, index: slice) -> "Rollout":
-        """Some of its rows."""
+        """Returns the rows in a slice."""
         return replace(self, **{name: getattr(self, name)[index] for name in COLUMNS})
 
 
 def joined(rollouts: Sequence[Rollout], order: Sequence[int]) -> Rollout:
-    """The rows of several rollouts of an agent in one, in this order."""
+    """Joins several rollouts of an agent, with their rows in the given order."""
     columns: dict[str, Any] = {
-        name: [*chain.from_iterable(getattr(one, name) for one in rollouts)] for name in COLUMNS
+        name: [*chain.from_iterable(getattr(rollout, name) for rollout in rollouts)]
+        for name in COLUMNS
     }
     for name, rows in columns.items():
         columns[name] = [rows[row] for row in order] if rows else []
@@ -66,9 +66,11 @@ def joined(rollouts: Sequence[Rollout], order: Sequence[int]) -> Rollout:
 class Batch(NamedTuple):
     """Queries to answer.
 
-    columns: of the task's data, a row for each response of the first role. max_new_tokens: longest response of roles
-    without a limit of their own. branch_columns: a row for each response of later roles, which are more where a chain
-    branches (`Config.branches`); None: as many as of the first.
+    Args:
+        columns: the dataset's columns, with one row per response of the first role.
+        max_new_tokens: length limit of roles without a limit of their own.
+        branch_columns: the same columns, with one row per response of later roles, which have more responses if the
+            chain branches (`Config.branches`). None: the same as `columns`.
     """
 
     columns: dict[str, list[Any]]
@@ -76,11 +78,11 @@ class Batch(NamedTuple):
     branch_columns: dict[str, list[Any]] | None = None
 
     def columns_of(self, role: int) -> dict[str, list[Any]]:
-        """The columns with a row for each response of a role."""
+        """Returns the columns with one row per response of a role."""
         return dict(self.columns if role == 0 else self.branch_columns or self.columns)
 
     def earlier_responses(self, role: int, rollouts: Sequence[Rollout]) -> list[list[str]]:
-        """The responses of each role before `role`, with a row for each response of `role`."""
+        """Returns the responses of each role before `role`, with one row per response of `role`."""
         rows = len(self.columns_of(role)["prompt"])
         return [
             repeated(rollout.completions, rows // len(rollout.completions))
@@ -89,5 +91,5 @@ class Batch(NamedTuple):
 
 
 def repeated(values: Sequence[T], times: int) -> list[T]:
-    """Each of the values so many times, one after the other."""
+    """Repeats each value `times` times, consecutively."""
     return [value for value in values for _ in range(times)]

@@ -1,6 +1,6 @@
-"""Settings as data: blocks of keys, how they are read from YAML and merged, and what is refused.
+"""Settings as data: blocks of keys, read from YAML, merged and validated.
 
-A configuration is data: nothing that it names is imported or run. Importing this does not import torch.
+A configuration is data: reading it imports and runs nothing. Importing this module does not import torch.
 """
 
 import difflib
@@ -20,10 +20,10 @@ from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
 UNKNOWN = ("no_such_attribute", "unexpected_keyword_argument")  # pydantic's errors about keys
-# What a run's config.yaml holds beside its settings.
+# Keys of a run's config.yaml that are not settings.
 BESIDE_SETTINGS = ("date", "versions", "fingerprint")
 UNREADABLE = (yaml.YAMLError, TypeError, ValueError, RecursionError)
-LINE_BREAKS = "\x85\u2028\u2029"  # which YAML reads as spaces or other line breaks
+LINE_BREAKS = "\x85\u2028\u2029"  # YAML reads these as spaces or other line breaks
 INT = re.compile(r"[-+]?\d+(_\d+)*$")
 FLOAT = re.compile(
     r"[-+]?(\.\d+|\d[\d_]*(\.[\d_]*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
@@ -34,7 +34,7 @@ FLOAT = re.compile(
     config=ConfigDict(strict=True, extra="forbid", validate_assignment=True, allow_inf_nan=False)
 )
 class Settings:
-    """A block of settings. Subclasses are pydantic dataclasses, too, and inherit that they are strict.
+    """A block of settings. Subclasses are pydantic dataclasses and inherit its strict validation.
 
     Attributes:
         block: the block's name in a configuration, for messages; empty for the top level.
@@ -45,9 +45,9 @@ class Settings:
     @model_validator(mode="wrap")
     @classmethod
     def _validate(cls, values: Any, validate: Any) -> Any:
-        """Makes a UserError of what pydantic refuses in Python code: a class that is called, a value that is assigned.
+        """Turns a ValidationError into a UserError when Python code calls the class or assigns a value.
 
-        Part of a larger configuration, a block leaves it to that, which knows the whole key.
+        A block inside a larger configuration passes the error on, since only the configuration knows the full key.
         """
         try:
             return validate(values)
@@ -66,14 +66,14 @@ class Settings:
 
 
 def changed(block: S, changes: Mapping[str, Any]) -> S:
-    """A block of settings with some of them changed. Raises a UserError on unknown keys."""
+    """Returns a block with some settings changed. Raises a UserError on unknown keys."""
     block = replace(block, **changes)
     block.check()
     return block
 
 
 def blocks(settings: type[Settings]) -> dict[str, type[Settings]]:
-    """The keys of a class that hold blocks of settings, and their classes."""
+    """Returns the keys that hold blocks of settings, with their classes."""
     hints = get_type_hints(settings)
     types = {field.name: hints[field.name] for field in fields(settings)}
     return {
@@ -84,7 +84,7 @@ def blocks(settings: type[Settings]) -> dict[str, type[Settings]]:
 
 
 def keys(settings: type[Settings], prefix: str = "") -> dict[str, Any]:
-    """Every key of a configuration, dotted, with its type: `seed`, `ppo.batch_size`, ..."""
+    """Returns the type of every dotted key: `seed`, `ppo.batch_size`, ..."""
     nested = blocks(settings)
     hints = get_type_hints(settings)
     types: dict[str, Any] = {}
@@ -100,16 +100,16 @@ def keys(settings: type[Settings], prefix: str = "") -> dict[str, Any]:
 
 
 def from_data(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings from what a file says. Raises a UserError by the dotted key, such as `agents.0.learning_rate`."""
+    """Makes settings from a file's content. A UserError names the dotted key, such as `agents.0.learning_rate`."""
     try:
-        # As JSON, of which pydantic takes mappings for blocks while it stays strict about the values.
+        # From JSON, pydantic accepts mappings for blocks and is still strict about values.
         return TypeAdapter(kind).validate_json(json.dumps(values))
     except ValidationError as error:
         raise UserError(refusal(kind, error)) from None
 
 
 def from_dotted(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings from values by their dotted keys, unchecked; `from_data` otherwise."""
+    """Makes settings from values by dotted key, like `from_data`, without checking combinations."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         *names, last = key.split(".")
@@ -123,7 +123,7 @@ def from_dotted(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def as_config(kind: type[S], settings: Mapping[str, Any], where: Path) -> S:
-    """The settings of a file, checked like a command line. Raises a UserError if they are not those of `kind`."""
+    """Makes checked settings from a file's content. Raises a UserError if they do not fit `kind`."""
     try:
         config = from_dotted(kind, dotted(kind, settings))
         config.check()
@@ -133,7 +133,7 @@ def as_config(kind: type[S], settings: Mapping[str, Any], where: Path) -> S:
 
 
 def dotted(kind: type[Settings], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their dotted keys. What stands where a block belongs, and is none, is refused later."""
+    """Flattens nested settings to dotted keys. A plain value in place of a block is kept, and refused later."""
     inner = blocks(kind)
     flat: dict[str, Any] = {}
     for key, value in settings.items():
@@ -149,34 +149,34 @@ def dotted(kind: type[Settings], settings: Mapping[str, Any], prefix: str = "") 
     return flat
 
 
-# What is refused
+# Error messages
 
 
 def refusal(kind: type[Settings], error: ValidationError) -> str:
-    """The first thing that pydantic refuses, in its words: the dotted key, the sentence, the value that came."""
+    """Returns the message for pydantic's first error: the dotted key, pydantic's text, and the value."""
     errors = error.errors()
-    unknown = [each for each in errors if each["type"] in UNKNOWN]
+    unknown = [detail for detail in errors if detail["type"] in UNKNOWN]
     if unknown:
         key, block = _key(kind, unknown[0]["loc"])
         prefix = key.rpartition(".")[0]
-        beside = [f"{prefix}.{field.name}".lstrip(".") for field in fields(block)]
-        return unknown_key(key, [*beside, *keys(kind)])
+        siblings = [f"{prefix}.{field.name}".lstrip(".") for field in fields(block)]
+        return unknown_key(key, [*siblings, *keys(kind)])
 
     first = errors[0]
     key = _key(kind, first["loc"])[0]
     if first["type"].startswith("missing"):
         return f"{key}: {first['msg']}"
-    # A key that takes several types has an error for each of them.
-    of_the_key = [
-        other["msg"].removeprefix("Value error, ")  # before what our own validators say
-        for other in errors
-        if _key(kind, other["loc"])[0] == key
+    # A key with several types has an error for each of them.
+    messages = [
+        detail["msg"].removeprefix("Value error, ")  # pydantic's prefix to our validators' messages
+        for detail in errors
+        if _key(kind, detail["loc"])[0] == key
     ]
-    return f"{key}: {' or '.join(dict.fromkeys(of_the_key))}, got {first['input']!r}"
+    return f"{key}: {' or '.join(dict.fromkeys(messages))}, got {first['input']!r}"
 
 
 def _key(kind: type[Settings], location: Sequence[str | int]) -> tuple[str, type[Settings]]:
-    """The dotted key of a location in settings, and the class of the block that it is in."""
+    """Returns the dotted key of a location in settings, and the class of its block."""
     parts = [kind.block] if kind.block else []
     block: type[Settings] = kind
     hint: Any = kind
@@ -195,13 +195,13 @@ def _key(kind: type[Settings], location: Sequence[str | int]) -> tuple[str, type
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """The message about an unknown key, with the nearest one: by its name without the block, or by its spelling."""
-    if of_block := [name for name in known if name.startswith(f"{key}.")]:
-        return f"{key}: expected the keys of this block, each by itself, such as {of_block[0]}"
+    """Returns the message for an unknown key; it suggests the key with the same name in any block, or a similar one."""
+    if block_keys := [name for name in known if name.startswith(f"{key}.")]:
+        return f"{key}: expected the keys of this block, each by itself, such as {block_keys[0]}"
     word = key.lower().replace("-", "_")
     name = word.rpartition(".")[2]
     whole = {key: key for key in known}
-    names = {key.rpartition(".")[2]: key for key in reversed(known)}  # of several, the first
+    names = {key.rpartition(".")[2]: key for key in reversed(known)}  # the first key of a name wins
     for candidates, wanted, likeness in (
         (names, name, 1.0),
         (whole, word, 0.7),
@@ -216,8 +216,9 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads decimal numbers alone: 010 is 10, 1e-4 a number; 0x1F, 1:30 and dates are texts. Refuses a key that
-    stands twice in a block.
+    """Reads only decimal numbers: 010 is 10 and 1e-4 a number, while 0x1F, 1:30 and dates are texts.
+
+    Raises an error for a key that occurs twice in a block.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
@@ -238,18 +239,18 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as prompts, as blocks, and quotes what would not be read as text."""
+    """Writes texts of several lines, such as prompts, as blocks, and quotes texts that would be read as other types."""
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
-for _each in (_Loader, _Dumper):
-    _each.add_implicit_resolver("tag:yaml.org,2002:int", INT, [*"-+0123456789"])
-    _each.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, [*"-+.0123456789"])
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver("tag:yaml.org,2002:int", INT, [*"-+0123456789"])
+    _class.add_implicit_resolver("tag:yaml.org,2002:float", FLOAT, [*"-+.0123456789"])
 
 
 def _text_node(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
-    if not text.strip("\n") or any(each in text for each in LINE_BREAKS):
+    if not text.strip("\n") or any(character in text for character in LINE_BREAKS):
         style = '"'
     elif "\n" in text.strip("\n"):
         style = "|"
@@ -260,19 +261,19 @@ _Dumper.add_representer(str, _text_node)
 
 
 def yaml_text(settings: Mapping[str, Any]) -> str:
-    """Settings as YAML for people to read, in their order."""
+    """Returns settings as readable YAML, in their order."""
     return yaml.dump(dict(settings), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
 def parse_yaml(text: str) -> Any:
-    """What a YAML text says, of what JSON has, too. Raises one of UNREADABLE."""
+    """Parses a YAML text that JSON could express, too. Raises one of UNREADABLE."""
     content = yaml.load(text, _Loader)
     json.dumps(content)
     return content
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """The mapping that a YAML file holds. Raises a UserError: it cannot be read, or a key stands twice in a block."""
+    """Reads the mapping in a YAML file. Raises a UserError if it is unreadable, or a key occurs twice in a block."""
     try:
         content = parse_yaml(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:

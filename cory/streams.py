@@ -1,9 +1,7 @@
-"""Random numbers: each purpose has generators of its own, so that nothing else changes what they
-draw.
+"""Random numbers: each purpose has its own generators, so that draws do not depend on each other.
 
-No generator is reseeded, and none is shared: agents may draw at the same time, on any device. A run
-needs no file for its random numbers, as those of an iteration derive from its number, so a resumed
-run equals an unbroken one.
+No generator is reseeded or shared: agents may draw at the same time, on any device. The generators of an iteration
+derive from its number. Checkpoints therefore need no random state, and a resumed run equals an unbroken one.
 """
 
 from __future__ import annotations
@@ -21,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class Purpose(IntEnum):
-    """What random numbers are for. A number, once given, stays: the numbers of a run depend on it."""
+    """Purposes of random numbers. Values must not change: a run's random numbers depend on them."""
 
     SHUFFLE = 1  # the order of rows in an update
     QUERIES = 2  # the order of queries in a pass over the data
     LENGTH = 4  # the maximum length of an iteration's responses
     SAMPLING = 5  # responses that agents learn from
-    UNREAD = 6  # responses of observers that do not read, for counterfactual credit
+    UNREAD = 6  # responses of observers that read empty responses, for counterfactual credit
     SAMPLES = 7  # responses to the fixed queries, before and after training
     HELD_OUT = 8  # responses to held-out queries while a run trains
     EVALUATION = 9  # responses of saved agents: evaluation and chat
@@ -37,16 +35,15 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True)
 class Stream:
-    """The key of a stream of random numbers. Equal keys give equal numbers, whatever has been drawn
-    before.
+    """The key of a stream of random numbers. Equal keys give equal numbers, whatever was drawn before.
 
-    What does not apply to a purpose is 0.
+    Fields that do not apply to a purpose are 0.
 
     Args:
-        seed: of the run.
-        purpose: what the numbers are for.
-        iteration: from 0; of queries the pass over the data.
-        agent, role, process: from 0.
+        seed: the run's seed.
+        purpose: what the numbers are used for.
+        iteration: iteration, from 0; for queries, the pass over the data.
+        agent, role, process: indices, from 0.
 
     >>> first, second = (Stream(seed=0, purpose=Purpose.SHUFFLE, iteration=3).numpy() for _ in range(2))
     >>> first.permutation(8).tolist() == second.permutation(8).tolist()
@@ -61,27 +58,25 @@ class Stream:
     process: int = 0
 
     def numpy(self) -> np.random.Generator:
-        """A generator at the beginning of the stream."""
+        """Returns a numpy generator at the beginning of the stream."""
         return np.random.default_rng(astuple(self))
 
     def torch(self) -> torch.Generator:
-        """A generator at the beginning of the stream, of numbers on the CPU."""
-        import torch  # here, as importing it takes seconds, which not all who import this file have
+        """Returns a torch generator on the CPU, at the beginning of the stream."""
+        import torch  # slow to import, and not every user of this module needs it
 
         return torch.Generator().manual_seed(self._seed())
 
     @contextmanager
     def as_global(self) -> Iterator[None]:
-        """In this context, torch's global generator of the CPU draws from the stream; afterwards it
-        is as it was.
+        """Makes torch's global CPU generator draw from the stream within the context; restores it afterwards.
 
-        For libraries that take no generator. Other threads must not draw from the global one
-        meanwhile.
+        This serves libraries that take no generator. Other threads must not draw from the global one meanwhile.
         """
         import torch
 
         with torch.random.fork_rng(devices=[]):
-            # torch.manual_seed would reseed GPUs, too.
+            # torch.manual_seed would also reseed GPUs.
             torch.default_generator.manual_seed(self._seed())
             yield
 
@@ -90,6 +85,6 @@ class Stream:
 
 
 def response_limit(seed: int, k: int, smallest: int, largest: int) -> int:
-    """The limit of the responses of iteration `k` in tokens, drawn from [smallest, largest]."""
-    # Of no process, so the same in all of them.
+    """Draws the length limit of iteration `k`'s responses, in tokens, from [smallest, largest]."""
+    # The key has no rank, so all ranks draw the same limit.
     return int(Stream(seed, Purpose.LENGTH, k).numpy().integers(smallest, largest + 1))

@@ -1,4 +1,4 @@
-"""What a run trains on: queries, rewards, and what each role reads."""
+"""A task: the queries, the rewards, and the prompts that each role reads."""
 
 import inspect
 import itertools
@@ -23,32 +23,28 @@ from cory.streams import Purpose, Stream, response_limit
 
 @dataclass
 class Task:
-    """What the agents are trained on.
+    """Queries, rewards and prompts to train on.
 
     Args:
-        dataset: a `prompt` column with the query s0, text or chat messages of which the last is the
-            user's; other columns reach the reward and the templates.
-        reward: `reward(prompts, completions, **columns) -> list[float | None]`, called with the
-            responses of all agents of an iteration, and for samples, held-out queries and
-            counterfactual credit; `prompts` are the queries. Or several in a weighted sum: a list
-            of functions, or of `Reward` with weights, which may be empty with a team reward.
+        dataset: rows with a `prompt` column that holds the query s0: text, or chat messages ending with the
+            user's. The reward and the templates can use the other columns.
+        reward: `reward(prompts, completions, **columns) -> list[float | None]`, where `prompts` are the queries. It
+            is called with the responses of all agents in an iteration, and for samples, held-out queries and
+            counterfactual credit. A list of functions, or of `Reward` with weights, is summed; it may be empty
+            with a team reward.
         prompts: what each role reads.
-        metrics: more numbers to record, by name: `metric(prompts, completions, rewards, **columns)
-            -> list[float | None]`, whose mean goes to metrics.jsonl.
-        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called as the
-            reward is; `chains[i]` is the list of a chain's responses by role. Every role gets its
-            chain's on top of the rewards of responses.
-        extract: the answer that a completion gives, or None, for the votes of an evaluation
-            (`maj@k`).
-        kind: name of the registered kind that made it (`cory.task_kinds`), by which commands find
-            it again; empty for a task that was made in Python.
-        row_per_branch: whether each of a run's `branches` has a row of its own: so many rows, one
-            after the other, are then one query in training, and what the first role reads is the
-            same in all of them.
+        metrics: additional metrics by name, `metric(prompts, completions, rewards, **columns) -> list[float | None]`;
+            their means are recorded in metrics.jsonl.
+        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called whenever the reward is;
+            `chains[i]` lists a chain's responses by role. Every role receives it on top of its own reward.
+        extract: returns the answer that a completion gives, or None; used for an evaluation's votes (`maj@k`).
+        kind: name of the registered kind (`cory.task_kinds`) that made the task and lets commands find it again;
+            empty for a task made in Python.
+        row_per_branch: whether each of a run's `branches` has its own row. In training, that many consecutive rows
+            form one query, and the first role reads the same text in all of them.
 
-    Raises a UserError: no reward, no `prompt` column, an empty prompt or one of another kind, a
-    column of a name that functions are passed anyway, or one that a function or a template needs is
-    missing.
+    Raises a UserError if there is no reward; if the `prompt` column is missing, or a prompt is empty or of another
+    type; if a column has a reserved name; or if a function or a template needs a missing column.
     """
 
     dataset: datasets.Dataset
@@ -79,18 +75,19 @@ class Task:
         context: int | None,
         max_new_tokens: int,
     ) -> list[Any]:
-        """What a role of a chain reads, row by row (Eq. 3). Responses that leave no room for an answer are halved.
+        """Returns a role's prompts, one per row (Eq. 3), halving responses that leave no room for an answer.
 
-        Rare, as the trainer checks that responses of full length fit; but broken text can take more tokens to read than
-        it took to write. A row that is too long even without responses is kept; the agent refuses it.
+        Halving is rare: the trainer checks that responses of full length fit, but broken text can take more tokens to
+        read than it took to write. A row that is too long even without responses is kept; the agent refuses it.
 
         Args:
-            columns: of the rows, `prompt` among them.
-            earlier: of each earlier role, in order, its responses; None: the role reads the query alone.
-            encode: from prompts to their token ids, as the model reads them.
-            special: the model's control tokens, which are removed from the responses: another model can spell them.
-            context: tokens that the model can attend to; None: any number.
-            max_new_tokens: of the role's answer.
+            columns: the rows' columns, including `prompt`.
+            earlier: the earlier roles' responses, one list per role. None: the role reads the query alone.
+            encode: maps prompts to their token ids, as the model reads them.
+            special: the model's control tokens. They are removed from the responses, since another model can spell
+                them as ordinary text.
+            context: the model's context length in tokens; None: unlimited.
+            max_new_tokens: length limit of the role's answer.
         """
         if earlier is None:
             return self._rendered(0, columns, None)
@@ -102,18 +99,18 @@ class Task:
             too_long = [
                 row
                 for row, length in enumerate(lengths)
-                if length > room and any(of_role[row] for of_role in texts)
+                if length > room and any(role_texts[row] for role_texts in texts)
             ]
             if not too_long:
                 return prompts
-            if self.prompts.function(role) is not None:  # it is called once per row
+            if self.prompts.function(role) is not None:  # it is called only once per row
                 raise UserError(
                     f"prompt of {self.prompts.name(role)}, row {too_long[0] + 1}: expected at most {room} tokens, so "
                     f"that its response fits the context, got {lengths[too_long[0]]}"
                 )
             for row in too_long:
-                for of_role in texts:
-                    of_role[row] = of_role[row][: len(of_role[row]) // 2]
+                for role_texts in texts:
+                    role_texts[row] = role_texts[row][: len(role_texts[row]) // 2]
 
     def _rendered(
         self,
@@ -121,7 +118,7 @@ class Task:
         columns: Mapping[str, Sequence[Any]],
         responses: Sequence[Sequence[str]] | None,
     ) -> list[Any]:
-        """A role's prompts. Raises a UserError if a function has returned something else."""
+        """Renders a role's prompts. Raises a UserError if a prompt function returned anything but a prompt."""
         prompts = self.prompts.render_rows(role, columns, responses)
         if self.prompts.function(role) is not None:
             for row, prompt in enumerate(prompts):
@@ -129,27 +126,26 @@ class Task:
         return prompts
 
     def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
-        """The task with the names and prompts that a run's settings give its roles
-        (`Config.roles`).
+        """Returns the task with the role names and prompts of a run's settings (`Config.roles`).
 
-        Raises a UserError if one of the prompts names what there is not, or if the task has other roles already.
+        Raises a UserError if a prompt has an unknown placeholder, or if the task already has other roles.
         """
         if tuple(roles) == self.prompts.roles:
             return self
         if self.prompts.roles:
             raise UserError(
-                "roles: expected in the settings those of the task's prompts, "
+                "roles: expected the settings to list the roles of the task's prompts, "
                 f"{[self.prompts.name(role) for role in range(len(self.prompts.roles))]}, got "
                 f"{[role.name for role in roles]}"
             )
         return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Identifies this task in a run's config.yaml: its kind, reward, templates and data, by name and hash."""
+        """Returns the names and hashes that identify the task in a run's config.yaml: kind, reward, templates, data."""
         return {
             "task": self.kind,
             **self.fingerprint_of_reward(),
-            # Functions are null.
+            # Prompt functions are null here; `prompts_sha256` covers them.
             "prompts": {
                 role: template if isinstance(template, str) else None
                 for role, template in (
@@ -164,16 +160,15 @@ class Task:
         }
 
     def hash_of_prompts(self) -> str:
-        """The hashes of the files of roles' prompts that are functions; empty without any."""
+        """Returns the hashes of the files that define prompt functions; empty if there are none."""
         functions = [self.prompts.pioneer, self.prompts.observer]
         hashes = [source_hash(function) for function in functions if not isinstance(function, str)]
         return "+".join([*hashes, *(loaded.sha256 for loaded in self.prompts.code.values())])
 
     def fingerprint_of_reward(self) -> dict[str, str]:
-        """The reward's name and the hash of its source; of several the names with their weights,
-        and the hashes.
+        """Returns names and source hashes of the reward and the team reward; the latter's are empty if there is none.
 
-        Likewise of the team reward, empty if there is none.
+        Several rewards are joined, with their weights.
         """
         names = [
             ("" if reward.weight == 1 else f"{reward.weight} * ") + _recorded_name(reward)
@@ -187,11 +182,10 @@ class Task:
         }
 
     def models(self) -> Models:
-        """What identifies the models that the reward functions load, and name in an attribute
-        `models`.
+        """Identifies the models that reward functions load and list in an attribute `models`.
 
-        That is a mapping of a setting, or any name, to a Hub id or local folder; or to a pair of
-        the name by which it is recorded, such as `tiny`, and its folder.
+        The attribute maps a setting, or any name, to a Hub id or local folder, or to a pair of recorded name
+        (such as `tiny`) and folder.
         """
         models: Models = {}
         for reward in [*self.rewards, *([self.team] if self.team else [])]:
@@ -214,13 +208,13 @@ class Task:
 
     @property
     def reward_metrics(self) -> list[str]:
-        """The names of the metrics of each reward function, where there are several."""
+        """The metric name of each reward function; empty if there is only one."""
         if len(self.rewards) < 2:
             return []
         return [f"reward_{reward.short_name}" for reward in self.rewards]
 
     def columns_read(self) -> list[str]:
-        """The dataset's columns, besides the query, that templates and rewards name."""
+        """Returns the dataset's columns that templates and rewards name, except the query."""
         named = {*self.prompts.columns()}
         for reward in [*self.rewards, *([self.team] if self.team else [])]:
             named |= {*inspect.signature(reward.function).parameters}
@@ -230,20 +224,20 @@ class Task:
     def from_prompts(
         cls, prompts: Sequence[Prompt], reward: Rewards, role_prompts: RolePrompts
     ) -> "Task":
-        """A task on a plain list of queries."""
-        for row, prompt in enumerate(prompts):  # the dataset takes lists of one type
+        """Returns a task on a plain list of queries."""
+        for row, prompt in enumerate(prompts):  # before `from_dict`, which requires a single type
             check_prompt(prompt, f"prompts, row {row + 1}")
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 
     def rows_per_query(self, branches: int) -> int:
-        """How many rows, one after the other, are one query in training."""
+        """Returns how many consecutive rows form one query in training."""
         return branches if self.row_per_branch else 1
 
     def batch(self, k: int, size: int, seed: int, rows_per_query: int = 1) -> dict[str, list[Any]]:
-        """The columns of the `size` queries of iteration `k`, with `rows_per_query` rows for each: each
-        pass over the data is a permutation of the queries drawn from (seed, pass).
+        """Returns the columns of the `size` queries of iteration `k`, with `rows_per_query` rows per query.
 
-        Queries that do not fill a last batch sit out that pass.
+        Each pass over the data is a permutation of the queries, drawn from (seed, pass). Queries that do not fill a
+        last batch are skipped in that pass.
         """
         queries = len(self.dataset) // rows_per_query
         batches = queries // size
@@ -255,19 +249,19 @@ class Task:
 
 
 def draw_batch(task: Task, config: Config, k: int) -> Batch:
-    """This process's part of the queries of iteration `k`, each as often as its group has chains."""
+    """Returns this process's queries of iteration `k`, each repeated once per chain of its group."""
     rows_per_query = task.rows_per_query(config.branches)
     drawn = task.batch(k, config.queries_per_iteration, config.seed, rows_per_query)
     responses_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
     columns = {}
     branch_columns = {}
     for name, values in drawn.items():
-        # A row for each branch: its own, or that of the query.
+        # One row per branch: the branch's own, or the query's repeated.
         rows = repeated(values, config.branches // rows_per_query)
         queries = [rows[i : i + config.branches] for i in range(0, len(rows), config.branches)]
-        of_responses = repeated(queries, config.chains_per_query)[responses_of_process]
-        columns[name] = [branches[0] for branches in of_responses]
-        branch_columns[name] = list(itertools.chain(*of_responses))
+        chain_queries = repeated(queries, config.chains_per_query)[responses_of_process]
+        columns[name] = [branches[0] for branches in chain_queries]
+        branch_columns[name] = list(itertools.chain(*chain_queries))
 
     max_new_tokens = response_limit(
         config.seed, k, config.sampling.min_new_tokens, config.sampling.max_new_tokens

@@ -1,13 +1,12 @@
-"""Kinds of tasks: how a run's task is made from its settings, and which kinds there are.
+"""Kinds of tasks: a registry of the functions that make a run's task from its settings.
 
-A package of a task describes its kind once, beside its settings, and registers it as an entry point
-of its pyproject.toml, under which the commands find it that start from the folder of a run:
+A task's package defines its kind beside its settings and registers it as an entry point in its pyproject.toml.
+Commands that start from a run's folder find it there:
 
     [project.entry-points."cory.tasks"]
     imdb = "imdb_train.config:IMDB"
 
-Only what is registered is imported; the name in a run's folder is only looked up. Nothing here
-imports torch.
+Only registered kinds are imported; the name in a run's folder is merely looked up. Nothing here imports torch.
 """
 
 import importlib
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from cory.task import Task
 
-GROUP = "cory.tasks"  # of the entry points
+GROUP = "cory.tasks"  # group of entry points
 BUILT_IN = EntryPoint("own", "cory.own_task:OWN", GROUP)
 C = TypeVar("C", bound=Config)
 
@@ -37,12 +36,10 @@ class TaskKind(Generic[C]):
     """A kind of task.
 
     Args:
-        name: by which it is registered, and by which a run's config.yaml names it
-            (`fingerprint.task`).
+        name: the registered name, also recorded in a run's config.yaml (`fingerprint.task`).
         config: class of a run's settings.
-        module: with the three functions below. It is imported when the first of them is called, as
-            it may import torch.
-        evaluation: class of the settings of its evaluation; None: that of every task.
+        module: module that defines the three functions below. It is imported on the first call, as it may import torch.
+        evaluation: class of an evaluation's settings; None: `EvaluationConfig`.
     """
 
     name: str
@@ -51,7 +48,7 @@ class TaskKind(Generic[C]):
     evaluation: type[EvaluationConfig] | None = None
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
-        """The task of a run, on `rows` or on those of training, with the run's roles. Raises a UserError."""
+        """Returns a run's task, with its roles, on `rows` or on the training rows. Raises a UserError."""
         run = config.resume
         if run not in (None, "auto") and kind_of_run(read_settings(Path(run))) is None:
             raise UserError(
@@ -63,11 +60,11 @@ class TaskKind(Generic[C]):
         return task.with_roles(config.roles)
 
     def training_rows(self, config: C) -> "Dataset":
-        """The rows that a run is trained on, with a column `prompt`. Raises a UserError."""
+        """Returns a run's training rows, with a column `prompt`. Raises a UserError."""
         return self._functions().training_rows(config)
 
     def held_out_rows(self, config: C, split: str | None = None) -> "Dataset":
-        """Held-out rows: of a split, or where it is None, the usual ones; a UserError if these are trained on."""
+        """Returns held-out rows from `split` (None: the default one). Raises a UserError if training used them."""
         return self._functions().held_out_rows(config, split)
 
     def _functions(self) -> Any:
@@ -75,7 +72,7 @@ class TaskKind(Generic[C]):
 
 
 def find_kind(name: str) -> TaskKind[Any]:
-    """The kind that is registered by a name. Raises a UserError if none is."""
+    """Returns the kind registered under a name. Raises a UserError if there is none."""
     registered = _registered()
     if name not in registered:
         raise UserError(
@@ -86,7 +83,10 @@ def find_kind(name: str) -> TaskKind[Any]:
 
 
 def kind_of_script(script: str) -> TaskKind[Any]:
-    """The kind of a script beside its task's module: imdb_train/cory.py, ... Raises a UserError if there is none."""
+    """Returns the kind of a script in its task's package, such as imdb_train/cory.py.
+
+    Raises a UserError if the package has no registered kind.
+    """
     package = Path(script).parent.name
     for name, entry_point in _registered().items():
         if entry_point.module.split(".")[0] == package:
@@ -95,19 +95,18 @@ def kind_of_script(script: str) -> TaskKind[Any]:
 
 
 def kind_of_run(settings: Mapping[str, Any]) -> TaskKind[Any] | None:
-    """The kind of a run's task, from its config.yaml; None if it was made in Python.
+    """Returns the kind of a run's task, from its config.yaml; None if the task was made in Python.
 
-    Raises a UserError if it is of a kind that is not registered.
+    Raises a UserError if the kind is not registered.
     """
     name = (settings.get("fingerprint") or {}).get("task")
     return find_kind(name) if name else None
 
 
 def run_config(run: Path) -> Config:
-    """A run's settings, in the class of its task. Those of a task that was made in Python have no
-    `task` block.
+    """Returns a run's settings, in its task's class; without a `task` block if the task was made in Python.
 
-    Raises a UserError: the folder is no run, or its settings are not those of its task.
+    Raises a UserError if the folder is no run's, or its settings do not fit the task.
     """
     settings = read_settings(run)
     kind = kind_of_run(settings)
@@ -117,5 +116,5 @@ def run_config(run: Path) -> Config:
 
 
 def _registered() -> dict[str, EntryPoint]:
-    """The entry points of installed packages by name, and the kind that needs none."""
+    """Returns the entry points of installed packages by name, with the built-in kind."""
     return {point.name: point for point in entry_points(group=GROUP)} | {BUILT_IN.name: BUILT_IN}

@@ -1,4 +1,4 @@
-"""Trains on prompts and rewards of your own: docs/own_task.md.
+"""Trains on your own prompts and rewards: docs/own_task.md.
 
 python -m cory.train --config my.yaml                       # two agents: CORY
 python -m cory.train --config my.yaml --cory.num_agents 1   # any key as a flag; one agent: PPO
@@ -13,15 +13,15 @@ from cory.own_task import OWN, OwnConfig
 def run() -> None:
     config, name = read_config(OwnConfig)
 
-    # The prompts, the rewards of the files that config.task names, both templates; other prompts for `eval_every`.
+    # Prompts, rewards and templates, as config.task names them; held-out prompts for `eval_every`.
     task = OWN.make_task(config)
     has_held_out = config.eval_every or config.task.eval_dataset
     held_out = OWN.held_out_rows(config) if has_held_out else None
 
-    # Here, as torch takes seconds: what is wrong above, in a reward file, too, is said at once.
+    # Imported late: torch takes seconds, and errors above, such as those in a reward file, should appear at once.
     from cory import CoryTrainer, make_agents
 
-    # Two copies of one LLM, or what config.agents says, and a frozen reference.
+    # Two copies of one LLM, or as config.agents says, and a frozen reference.
     agents = make_agents(config)
     CoryTrainer(config, agents, task, name, held_out).train()
 

@@ -1,4 +1,4 @@
-"""CoryTrainer: Algorithm 1 over a list of agents. One agent is PPO; two are the paper's pioneer and observer."""
+"""CoryTrainer: Algorithm 1 for a list of agents. With one agent it is PPO; two are the paper's pioneer and observer."""
 
 import time
 from collections.abc import Sequence
@@ -36,26 +36,26 @@ class CoryTrainer:
     """Trains the agents on the task and records the run.
 
     Args:
-        config: the settings; `config.cory.num_agents` must be the number of agents.
-        agents: in their first order: the first one starts as pioneer.
+        config: the settings; `config.cory.num_agents` must equal the number of agents.
+        agents: the agents in their initial order; the first one starts as pioneer.
         task: queries, reward and prompts.
-        name: of the run, for its folder where `config.output` is null.
-        eval_dataset: held-out rows with the columns of the task's, for `config.eval_every`.
-        callbacks: see `Callback`; those that `config.callbacks` names are added to them.
+        name: name of the run, used for its folder if `config.output` is null.
+        eval_dataset: held-out rows with the same columns as the task's dataset, for `config.eval_every`.
+        callbacks: see `Callback`; the callbacks named in `config.callbacks` are added.
 
     Attributes:
         config, agents, task: as given.
-        eval_dataset: the held-out rows that are evaluated; None without `config.eval_every`.
-        schedule: which agent has which role at which iteration.
-        callbacks: all that watch the run, in the order in which each event reaches them.
-        run: the folder of the run and its history, while it trains and afterwards.
+        eval_dataset: the held-out rows to evaluate on; None without `config.eval_every`.
+        schedule: assigns agents to roles at each iteration.
+        callbacks: all callbacks of the run, in the order in which they receive events.
+        run: the run's folder and history; set once training starts.
         history: the lines of metrics.jsonl so far.
-        state: how far the run is.
-        should_stop: set to True, it ends the run after the current iteration.
+        state: the run's progress.
+        should_stop: set it to True to end the run after the current iteration.
 
     Raises:
-        UserError: the agents, the data or the prompts do not fit the settings; raised before
-            anything is written.
+        UserError: the agents, the data or the prompts do not fit the settings. Nothing has been
+            written yet.
     """
 
     run: Run
@@ -94,7 +94,7 @@ class CoryTrainer:
             Results(),  # at the end: agents, curves, summary, report
             *callbacks,
             *load_callbacks(config.callbacks),
-            Trackers(),  # passes on what all of them have left
+            Trackers(),  # last: forwards the records after every callback has added to them
         ]
         self.history: list[dict[str, Any]] = []
         self.state = RunState()
@@ -110,15 +110,15 @@ class CoryTrainer:
         )
 
     def train(self) -> Run:
-        """Runs the iterations that are left, then saves curves, summary and agents in the run's `.folder`.
+        """Runs the remaining iterations, then saves curves, summary and agents in the run's `.folder`.
 
-        A finished run is returned as it is, and the agents stay untrained: its own are in the folder. A trainer trains
-        once.
+        A finished run is returned unchanged, and the agents stay untrained: the trained ones are in the folder. A
+        trainer trains once.
 
         Raises:
-            UserError: `config.resume` names no run that can be continued; the loss or gradient of an update is not
+            UserError: `config.resume` names no run that can be continued, or the loss or gradient of an update is not
                 finite.
-            Interrupted: after SIGTERM, SIGINT or SIGHUP; the state is saved.
+            Interrupted: the process received SIGTERM, SIGINT or SIGHUP; the state is saved.
         """
         if self.has_started:
             raise UserError("train: expected a new trainer, got one that has trained already")
@@ -142,10 +142,10 @@ class CoryTrainer:
                 self._notify("on_iteration_begin", k)
                 iteration = self.iteration(k)
                 self.state.iteration = k + 1
-                self._notify("on_iteration_end", iteration)  # which may add to the records
+                self._notify("on_iteration_end", iteration)  # callbacks may add to the records
                 self.run.add(iteration)
 
-                # All processes leave the loop together, whichever of them was asked to.
+                # All processes leave the loop together, whichever of them received the signal.
                 signal = int(distributed.all_reduce_max(signals.received or 0))
                 ends = self._ends() or signal > 0
                 saving = self.config.checkpoint
@@ -161,7 +161,7 @@ class CoryTrainer:
         return self.run
 
     def iteration(self, k: int) -> Iteration:
-        """Algorithm 1, lines 3 to 17, for iteration `k`, from 0."""
+        """Runs iteration `k` (from 0): Algorithm 1, lines 3 to 17."""
         started = time.perf_counter()
         seconds: dict[str, float] = {}
         self._restart_learners(k)
@@ -172,8 +172,8 @@ class CoryTrainer:
         with timed(seconds, "generate"):
             rollouts = chain.roll_out(batch, self._generators(Purpose.SAMPLING, k))
 
-        # Every role's own task reward, the chain's if there is one, and what a role is trained on, by `cory.credit`
-        # (Eq. 4 for `collective`).
+        # Each role's task reward, the chain's team reward if there is one, and from them the training reward
+        # (`cory.credit`; Eq. 4 for `collective`).
         with timed(seconds, "reward"):
             scores = score_rollouts(self.task.reward, batch, rollouts)
             task_rewards = [score.total for score in scores]
@@ -190,7 +190,7 @@ class CoryTrainer:
             team_rewards=team_rewards,
             rewards_by_function=[score.by_function for score in scores],
         )
-        # Before the update, as their KL is that of the policy that has sampled.
+        # Before the update: the samples' KL is measured under the policy that sampled them.
         if self.config.sample_every and k % self.config.sample_every == 0:
             with timed(seconds, "record"):
                 iteration.samples = sampled_texts(
@@ -215,7 +215,7 @@ class CoryTrainer:
         return Chain(agents, self.task, self.config.sampling, self.config.cory.knowledge_transfer)
 
     def _generators(self, purpose: Purpose, k: int) -> list[torch.Generator]:
-        """Returns this process's generators of an iteration, one for each role."""
+        """Returns this process's random generators for an iteration, one per role."""
         roles = self.config.cory.num_roles
         return role_generators(self.config.seed, purpose, roles, k, distributed.rank())
 
@@ -228,7 +228,7 @@ class CoryTrainer:
         task_rewards: Sequence[torch.Tensor],
         team_rewards: torch.Tensor | None,
     ) -> list[torch.Tensor]:
-        """Returns what each role is trained on, (batch,), with what its mode of credit measures besides."""
+        """Returns each role's training rewards, (batch,); samples or measures what the credit mode needs for them."""
         mode = self.config.cory.credit
         unread_rewards: list[torch.Tensor] = []
         information: list[torch.Tensor] = []
@@ -249,19 +249,18 @@ class CoryTrainer:
         rollouts: Sequence[Rollout],
         rewards: Sequence[torch.Tensor],
     ) -> list[UpdateStats]:
-        """Each agent learns from its own rollouts; returns the statistics by role.
+        """Updates each agent on its own rollouts and returns the statistics by role.
 
-        Agents with devices of their own learn at the same time, others one after the other.
+        Agents on separate devices learn at the same time, others one after the other.
         """
-
         warmup = self.config.ppo.warmup_iterations
         warmth = min(1.0, (k + 1) / warmup) if warmup else 1.0
 
         def learn(agent: Agent) -> dict[int, UpdateStats]:
             # An agent that holds several roles learns from all of them in one update.
             roles = [role for role, other in enumerate(chain) if other is agent]
-            rollouts_of_agent = [rollouts[role] for role in roles]
-            rewards_of_agent = [rewards[role] for role in roles]
+            agent_rollouts = [rollouts[role] for role in roles]
+            agent_rewards = [rewards[role] for role in roles]
             shuffle = Stream(
                 seed=self.config.seed,
                 purpose=Purpose.SHUFFLE,
@@ -269,7 +268,7 @@ class CoryTrainer:
                 agent=self.agents.index(agent),
                 process=distributed.rank(),
             )
-            stats = agent.learn(rollouts_of_agent, rewards_of_agent, shuffle.numpy(), warmth)
+            stats = agent.learn(agent_rollouts, agent_rewards, shuffle.numpy(), warmth)
             return dict(zip(roles, stats, strict=True))
 
         updates = [partial(learn, agent) for agent in dict.fromkeys(chain)]
@@ -282,11 +281,13 @@ class CoryTrainer:
         except NotFinite as error:
             error.args = (f"iteration {k + 1}: {error}",)
             raise
-        stats_by_role = {role: stats for of_agent in learned for role, stats in of_agent.items()}
+        stats_by_role = {
+            role: stats for agent_stats in learned for role, stats in agent_stats.items()
+        }
         return [stats_by_role[role] for role in range(len(chain))]
 
     def _restart_learners(self, k: int) -> None:
-        """Restarts every agent's learner each `cory.reset_every` iterations."""
+        """Restarts every agent's learner every `cory.reset_every` iterations."""
         reset_every = self.config.cory.reset_every
         if reset_every and k > 0 and k % reset_every == 0:
             for agent in self.agents:
@@ -295,23 +296,26 @@ class CoryTrainer:
     # The run and its callbacks
 
     def _notify(self, event: str, argument: Run | Iteration | int) -> None:
-        """Calls the method `event` of all callbacks, in their order."""
+        """Calls the method `event` of all callbacks, in order."""
         for callback in self.callbacks:
             getattr(callback, event)(self, argument)
 
     def _iterations_left(self) -> range:
-        """None where a guard or a callback has ended the run, which was then interrupted before all was saved."""
+        """Returns the iterations still to run.
+
+        The range is empty if a guard or a callback ended the run and it was interrupted before everything was saved.
+        """
         if self.state.stopped_by is not None:
             return range(0)
         return range(self.state.iteration, self.config.iterations)
 
     def _ends(self) -> bool:
-        """Whether the run ends after this iteration; all processes decide the same, and note by what it ended early."""
+        """Whether the run ends after this iteration; the same in all processes. Records what ended it early."""
         done = self.state.iteration
         total = self.config.iterations
         self.should_stop = distributed.all_reduce_max(self.should_stop) > 0
         if done == total:
-            self.state.stopped_by = None  # nothing was left to end
+            self.state.stopped_by = None  # the run is complete, so nothing ended it early
             return True
         if self.should_stop:
             self.state.stopped_by = self.state.stopped_by or CALLBACK

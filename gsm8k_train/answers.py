@@ -1,6 +1,6 @@
-r"""The number that a completion answers a GSM8K question with, read by rule.
+r"""Reads the number that a completion gives as answer to a GSM8K question, by rule.
 
-The first `####` before a number decides, whatever follows it: a solution ends there, and an invented problem may come
+The first `####` before a number decides, whatever follows: a solution ends there, and an invented problem may come
 next. "#### 2. Money" is a heading. Without `####`, the last of these marks with a number in its sentence decides:
 
 | mark                  | between the mark and the number                       |
@@ -8,13 +8,13 @@ next. "#### 2. Money" is a heading. Without `####`, the last of these marks with
 | `answer is`, `\boxed` | anything                                              |
 | `answer:`, `<answer>` | no word, as "Answer: Ann has 3 eggs" opens a solution |
 
-Without any mark, the last number of the text decides (the paper's rule). Texts from `<think>` to `</think>` are not
-read. Problems that a policy invents without having written `####` are graded unless `sampling.stop` ends the response.
+Without any mark, the last number of the text decides (the paper's rule). Text from `<think>` to `</think>` is ignored.
+Problems that a policy invents without having written `####` are graded, too, unless `sampling.stop` ends the response.
 
-What follows a mark is read as its first number, or, if that opens an equation, as the last side that is one number.
-A number is a decimal, with a minus or without, and commas may separate its thousands. Every other notation, as 1/2,
-12,34, 1 234 or 3:30, makes the completion unparseable: neither a part of it nor another number is read instead.
-Currency signs and units change nothing; "million" is a unit, as in GSM8K.
+After a mark, the first number is read; if it opens an equation, the last side that is a single number. A number is a
+decimal with or without a minus; commas may separate thousands. Any other notation, such as 1/2, 12,34, 1 234 or 3:30,
+makes the completion unparseable: no part of it, and no other number, is read instead. Currency signs and units are
+ignored; "million" is a unit, as in GSM8K.
 
 >>> def show(*texts):
 ...     print(*map(extract, texts))
@@ -47,12 +47,14 @@ None None None None None None None
 import re
 from fractions import Fraction
 
-MAX_CHARACTERS = 50  # of a number: within these, str() and float() of an answer do not raise either
+MAX_CHARACTERS = (
+    50  # longest number; up to this length, str() and float() of an answer do not raise, either
+)
 
-# In these patterns a repetition is of bounded length, or is followed by nothing that could fail and send it back far.
+# Repetitions in these patterns are bounded, or nothing after them can fail and cause long backtracking.
 _THOUGHT = re.compile(r"\A(?:(?!<think>).)*?</think>|<think>.*?(?:</think>|\Z)", re.DOTALL)
 _START = r"(?:minus |negative )?[0-9]"
-_ITEM = r"\W{0,8}[0-9]{1,2}[.):][ \t]+[A-Za-z]"  # the number of a heading or of a list's item
+_ITEM = r"\W{0,8}[0-9]{1,2}[.):][ \t]+[A-Za-z]"  # the number of a heading or a list item
 _MARK = re.compile(
     rf"####(?=[^\w\n]{{0,8}}{_START})(?!{_ITEM})"
     rf"|(?:\banswer[\s*_]{{0,4}}[:=]|<answer>)(?=\W{{0,8}}{_START})(?![^\w\n]{{0,8}}\n{_ITEM})"
@@ -60,7 +62,7 @@ _MARK = re.compile(
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"\n|[.!?](?=\s|$)")
-# All that may belong to one number, whether or not it is read.
+# Everything that can belong to one number, even in notations that are not read.
 _NUMBER = re.compile(
     r"""
     (?:  # a minus that neither subtracts nor joins words
@@ -76,7 +78,7 @@ _NUMBER = re.compile(
     re.VERBOSE,
 )
 _DECIMAL = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+|(?=\.))(?:\.[0-9]+)?")
-# From a number to the next one of its equation: a unit of up to four words, an operator, an opening.
+# The text between two numbers of an equation: a unit of up to four words, an operator, an opening bracket.
 _OPERATION = re.compile(
     r"(?:[\s/]{0,3}[a-z%]{1,15}(?![a-z%])){0,4}[\s)}\]*_]{0,8}(?:[-+*/x×÷]|(?P<equals>=))[\s(\[{*_]{0,8}",
     re.IGNORECASE,
@@ -106,7 +108,7 @@ _SPACES = re.compile(r"[^\S\n]+")
 
 
 def extract(completion: str) -> Fraction | None:
-    """The number that a completion answers with, by the rules above; None if there is none. Never raises."""
+    """Returns the number that a completion answers with, by the rules above; None if there is none. Never raises."""
     text = _plain(_THOUGHT.sub("\n", completion))
     marks = list(_MARK.finditer(text))
     first = [mark for mark in marks if mark[0] == "####"][:1]
@@ -121,7 +123,7 @@ def extract(completion: str) -> Fraction | None:
 
 
 def gold(answer: str) -> Fraction | None:
-    """The number after the last `####` of a GSM8K gold solution, or a gold answer that is a number alone; else None.
+    """Returns the number after a gold solution's last `####`, or a gold answer that is only a number; else None.
 
     >>> gold("She makes 9 * 200 = $1,800.\\n#### 1,800"), gold("1,800")
     (Fraction(1800, 1), Fraction(1800, 1))
@@ -143,7 +145,7 @@ def correct(completion: str, gold_number: Fraction) -> bool:
 
 
 def _plain(text: str) -> str:
-    """The text without LaTeX and currency signs, with single spaces, and with 0/0 for a number in other characters."""
+    """Removes LaTeX and currency signs, collapses spaces, and writes 0/0 for numbers in other characters."""
     for command, plain in _LATEX.items():
         text = text.replace(command, plain)
     text = _UNREAD.sub("0/0", text)
@@ -152,9 +154,9 @@ def _plain(text: str) -> str:
 
 
 def _number_behind(mark: re.Match[str], text: str) -> str | None:
-    """The number that a mark points to, in the text up to the next one; None if there is none in its sentence.
+    """Returns the number after a mark, given the text up to the next mark; None if its sentence has no number.
 
-    Empty if it is not worked out, as in "36 / 2".
+    The result is empty if the number is not worked out, as in "36 / 2".
     """
     sentence = text.lstrip(" \t\n:*_")
     if sentence_end := _SENTENCE_END.search(sentence):
@@ -165,7 +167,7 @@ def _number_behind(mark: re.Match[str], text: str) -> str | None:
     if first is None:
         return None
 
-    # The sides of the equation that it opens, each a list of numbers.
+    # The sides of the equation that the number opens, each a list of numbers.
     sides = [[first]]
     while operation := _OPERATION.match(sentence, sides[-1][-1].end()):
         number = _NUMBER.match(sentence, operation.end())
@@ -178,7 +180,7 @@ def _number_behind(mark: re.Match[str], text: str) -> str | None:
 
 
 def _value(number: str) -> Fraction | None:
-    """What a match of _NUMBER is worth; None if it is no decimal."""
+    """Returns the value of a match of _NUMBER; None if it is not a decimal."""
     if len(number) > MAX_CHARACTERS or not _DECIMAL.fullmatch(number):
         return None
     return Fraction(number.replace(",", ""))

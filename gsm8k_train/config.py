@@ -23,10 +23,10 @@ class Gsm8kTaskConfig(Settings):
         dataset: Hub id, local file or folder (parquet, json lines, csv) with `question` and `answer`, or `tiny`.
         subset: Configuration of a Hub dataset.
         split: Split of the dataset.
-        max_prompt_tokens: Longer prompts are left out, of training and held out: tokens of the question as the pioneer
-            reads it. null: none is left out.
+        max_prompt_tokens: Longest prompt in tokens, measured on the question as the pioneer reads it; problems with
+            longer ones are left out of training and held-out data. null: no limit.
         pioneer_prompt: Template over {prompt}, the question.
-        observer_prompt: Template over {prompt} and {response}, the response of the preceding role.
+        observer_prompt: Template over {prompt} and {response}, the preceding role's response.
     """
 
     block: ClassVar[str] = "task"
@@ -41,7 +41,7 @@ class Gsm8kTaskConfig(Settings):
 
 @dataclass
 class Gsm8kConfig(Config):
-    """A run on GSM8K. See cory/config.py for the keys that every task shares.
+    """A run on GSM8K. cory/config.py has the keys that all tasks share.
 
     Args:
         task: Problems and prompts.
@@ -65,20 +65,20 @@ class Gsm8kConfig(Config):
     task: Gsm8kTaskConfig = Field(default_factory=Gsm8kTaskConfig)
 
     def resolve(self, name: str) -> str:
-        """The folder of a built-in model, or the name itself."""
+        """Returns the folder of a built-in model, or the name itself."""
         return toy.folder(name)
 
 
 @dataclass
 class Gsm8kEvaluation(EvaluationConfig):
-    """What differs in an evaluation of GSM8K: all problems, eight samples and a greedy answer each.
+    """The defaults of an evaluation on GSM8K: all problems, with eight samples and a greedy answer each.
 
     Args:
-        queries: Number of problems, from the first. 0: all.
-        samples: Responses sampled for each problem.
-        ks: The k of pass@k, at most `samples`.
-        greedy: Also answer each problem once with the likeliest tokens.
-        batch_size: Responses that are sampled at a time.
+        queries: Number of problems, counted from the first. 0: all.
+        samples: Responses sampled per problem.
+        ks: Values of k for pass@k, at most `samples`.
+        greedy: Also answer each problem once by greedy decoding.
+        batch_size: Responses sampled at a time.
     """
 
     queries: NonNegativeInt = 0

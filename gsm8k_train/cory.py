@@ -4,8 +4,8 @@
     python gsm8k_train/cory.py --config configs/gsm8k/llama2_7b_lr1e-4.yaml  # the paper's Table 2
     python gsm8k_train/cory.py --config FILE --ppo.init_kl_coef 0.1          # any key as a flag; --help lists them
 
-Departures from the paper: none in the method. Differences from the authors' published code: docs/paper.md.
-`gsm8k_train/ppo.py` is the baseline, identical but for the number of agents.
+The method does not depart from the paper. docs/paper.md lists differences from the authors' published code.
+`gsm8k_train/ppo.py` is the baseline; only the number of agents differs.
 """
 
 import sys
@@ -22,14 +22,14 @@ from gsm8k_train.config import GSM8K, Gsm8kConfig
 def run() -> None:
     config, name = read_config(Gsm8kConfig, default="configs/gsm8k/tiny.yaml", prefix="gsm8k_cory")
 
-    # Word problems, the rule that scores answers, both prompts; other queries for `eval_every`.
+    # Word problems, the rule that scores answers, and both prompts; held-out problems for `eval_every`.
     task = GSM8K.make_task(config)
     held_out = GSM8K.held_out_rows(config) if config.eval_every else None
 
-    # Here, as torch takes seconds: what is wrong above is said at once.
+    # Imported late: torch takes seconds, and errors above should appear at once.
     from cory import CoryTrainer, make_agents
 
-    # Two copies of one LLM, or what config.agents says, and a frozen reference.
+    # Two copies of one LLM, or as config.agents says, and a frozen reference.
     agents = make_agents(config)
     CoryTrainer(config, agents, task, name, held_out).train()
 

@@ -3,10 +3,9 @@
     python gsm8k_train/evaluate.py runs/gsm8k_cory_tiny runs/gsm8k_ppo_tiny    # all agents of two runs, and their base
     python gsm8k_train/evaluate.py Qwen/Qwen2.5-0.5B-Instruct --samples 16 --ks "[1, 4, 16]"   # any model
 
-Every model answers the question alone (solo). The agents of one CORY run also answer in a chain (joint), and the agent
-of a PPO run answers twice, the second time as its own observer (compute-matched). Base and data are those of the first
-run, unless stated. pass@k is the unbiased estimate from n samples a problem (Chen et al., 2021).
-See `cory/evaluation/`.
+Every model answers the question alone (solo). A CORY run's agents also answer as a chain (joint), and a PPO run's
+agent also answers twice, the second time as its own observer (compute-matched). Base and data default to the first
+run's. pass@k is the unbiased estimate from n samples per problem (Chen et al., 2021). See `cory/evaluation/`.
 """
 
 import sys

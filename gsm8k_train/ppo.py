@@ -23,14 +23,14 @@ def run() -> None:
         Gsm8kConfig, default="configs/gsm8k/tiny.yaml", prefix="gsm8k_ppo", single_agent=True
     )
 
-    # Word problems, the rule that scores answers, both prompts; other queries for `eval_every`.
+    # Word problems, the rule that scores answers, and both prompts; held-out problems for `eval_every`.
     task = GSM8K.make_task(config)
     held_out = GSM8K.held_out_rows(config) if config.eval_every else None
 
-    # Here, as torch takes seconds: what is wrong above is said at once.
+    # Imported late: torch takes seconds, and errors above should appear at once.
     from cory import CoryTrainer, make_agents
 
-    agents = make_agents(config)  # one LLM, and its frozen reference
+    agents = make_agents(config)  # one LLM and its frozen reference
     CoryTrainer(config, agents, task, name, held_out).train()
 
 

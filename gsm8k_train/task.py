@@ -12,10 +12,10 @@ from gsm8k_train.config import GSM8K, Gsm8kConfig, Gsm8kTaskConfig
 
 
 def rule_reward(prompts: list[str], completions: list[str], answer: list[str]) -> list[float]:
-    """1.0 where the number that a completion answers with equals the gold number, else 0.0 (paper, section 4).
+    """Returns 1.0 for completions whose answer equals the gold number, else 0.0 (paper, section 4).
 
     Args:
-        answer: the gold solutions, each with its number after `####`.
+        answer: gold solutions, with their numbers after `####`.
 
     >>> rule_reward(["2 + 2?", "2 + 2?"], [" 2 + 2 = 4.", " It is 5."], ["#### 4", "#### 4"])
     [1.0, 0.0]
@@ -28,12 +28,12 @@ def rule_reward(prompts: list[str], completions: list[str], answer: list[str]) -
 
 
 def unparseable(completions: list[str]) -> list[float]:
-    """1.0 where a completion answers with no number at all, else 0.0."""
+    """Returns 1.0 for completions without a readable number as answer, else 0.0."""
     return [float(extract(completion) is None) for completion in completions]
 
 
 def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:
-    """The problems with columns `prompt` (the question) and `answer`.
+    """Returns the problems of a split, with columns `prompt` (the question) and `answer`.
 
     Raises:
         UserError: the dataset is not available, or a gold answer has no number.
@@ -50,11 +50,11 @@ def problems(config: Gsm8kTaskConfig, split: str) -> Dataset:
     return loaded.select_columns(["question", "answer"]).rename_column("question", "prompt")
 
 
-# What a task provides: see `cory.task_kinds.TaskKind`.
+# The functions of a task kind: see `cory.task_kinds.TaskKind`.
 
 
 def make_task(config: Gsm8kConfig, rows: Dataset | None = None) -> Task:
-    """The task of a run, on `rows` or on the problems of training."""
+    """Returns the task of a run, on `rows` or on the training problems."""
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
     if rows is None:
         rows = training_rows(config)
@@ -64,12 +64,12 @@ def make_task(config: Gsm8kConfig, rows: Dataset | None = None) -> Task:
 
 
 def training_rows(config: Gsm8kConfig) -> Dataset:
-    """The problems that a run with these settings is trained on."""
+    """Returns the training problems of a run with these settings."""
     return _read(config, config.task.split)
 
 
 def held_out_rows(config: Gsm8kConfig, split: str | None = None) -> Dataset:
-    """Problems of a split. None: of the split `test`; a UserError if that is trained on."""
+    """Returns a split's problems (None: the split `test`'s). Raises a UserError if training used the default split."""
     if split is None:
         check_held_out(config.task.dataset, config.task.split)
         split = "test"
@@ -77,5 +77,5 @@ def held_out_rows(config: Gsm8kConfig, split: str | None = None) -> Dataset:
 
 
 def _read(config: Gsm8kConfig, split: str) -> Dataset:
-    """The problems of a split, but for too long ones."""
+    """Returns the problems of a split, without those that are too long."""
     return without_long_prompts(problems(config.task, split), config, config.task.pioneer_prompt)

@@ -1,11 +1,11 @@
-"""The toy setting's world: word problems from templates, and a small language model that was trained on them.
+"""The toy setting: word problems from templates, and a small language model trained on them.
 
-The model is shipped in `weights/` beside this file (`toys/make_gsm8k_toy.py` makes it); the problems are generated, the
-same everywhere. They have GSM8K's form, one to three steps and small numbers; answers leave out its <<calculator>>
-annotations. The language model has learnt from solutions of which two in five go wrong, by a guess without steps or a
-wrong operation at one step, so that it knows more than it shows, as a pre-trained LLM does: RL can raise how often it
-works a problem out. In the observer's prompt form a right solution is mostly followed and a wrong one mostly mended, so
-that another agent's solution is worth reading. Drills teach the calculations themselves.
+The model is shipped in `weights/` beside this file (made by `toys/make_gsm8k_toy.py`). The problems are generated, and
+are the same everywhere. They have GSM8K's form with one to three steps and small numbers, without its <<calculator>>
+annotations. Two in five of the training solutions are wrong, by a guess without steps or a wrong operation in one
+step. The model therefore knows more than it shows, like a pre-trained LLM, and RL can raise how often it works a
+problem out. In the observer's prompt form, right solutions are mostly followed and wrong ones mostly corrected, so
+another agent's solution is worth reading. Drills teach the calculations themselves.
 """
 
 import random
@@ -25,7 +25,7 @@ EXAMPLE = (
     "have now? Answer: Shawn started with 5 toys. If he got 2 toys each from his mom and dad, then that is 4 "
     "more toys. 5 + 4 = 9. "
 )
-# A question, then its steps. [a + b] is a calculation on the question's numbers a, b, c and earlier results x, y.
+# A question and its steps. [a + b] is a calculation with the question's numbers a, b, c and earlier results x, y.
 TEMPLATES = (
     "{name} has {a} {item}. {friend} gives {them} {b} more. How many {item} does {name} have now?|"
     "{name} has [a + b] {item} now.",
@@ -104,16 +104,16 @@ BOYS = "Adam Ben David Frank Henry Jack Leo Tom".split()
 ITEMS = (
     "apples pears lemons cookies candies marbles stickers cards coins shells stones pencils books stamps beads eggs"
 ).split()
-WRONG = {"+": "-", "-": "+", "*": "+", "/": "-"}  # what a step that goes wrong does instead
-# Of a template by its steps: problems that a small model cannot solve teach RL nothing.
+WRONG = {"+": "-", "-": "+", "*": "+", "/": "-"}  # operation used by a wrong step
+# Sampling weights of templates by number of steps: RL learns nothing from problems that a small model cannot solve.
 WEIGHTS = {1: 6, 2: 2, 3: 1}
-MISTAKES = 0.4  # share of the solutions that go wrong
-GUESSES = 0.5  # share of those that are a guess without any step
-LARGEST_NUMBER = 16  # of all numbers in a right solution
+MISTAKES = 0.4  # share of wrong solutions
+GUESSES = 0.5  # share of wrong solutions that are a guess without steps
+LARGEST_NUMBER = 16  # largest number in a right solution
 
 
 def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | None]:
-    """The expression with its numbers, and its result: None where that is no whole number from 0 to 99."""
+    """Returns the expression with its numbers, and its result; None if that is no whole number from 0 to 99."""
     first, *rest = (str(values.get(term, term)) for term in expression.split())
     total = int(first)
     for operator, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
@@ -130,7 +130,7 @@ def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | N
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, the steps to its answer, and its numbers; `held_out` where the test split owns this combination."""
+    """A question, the steps to its answer, and its numbers; `held_out` if the combination belongs to the test split."""
 
     question: str
     steps: tuple[str, ...]
@@ -144,7 +144,7 @@ class Problem:
 
 
 def _another_operation(expression: str, values: Mapping[str, int]) -> str:
-    """The expression with its last operation replaced by a wrong one; "x - a" for "a + x" where "a - x" is below 0."""
+    """Replaces an expression's last operation by a wrong one; "a + x" gives "x - a" if "a - x" is below 0."""
     head, operator, last = expression.rsplit(" ", 2)
     if operator == "+" and values.get(head, 99) < values.get(last, 0):
         head, last = last, head
@@ -152,10 +152,9 @@ def _another_operation(expression: str, values: Mapping[str, int]) -> str:
 
 
 def solve(rng: random.Random, problem: Problem, mistake: bool = False) -> str | None:
-    """The solution in GSM8K's form; with `mistake`, one step takes a wrong operation.
+    """Returns the solution in GSM8K's form; with `mistake`, one step uses a wrong operation.
 
-    Returns:
-        None where a result is no whole number from 0 to 99.
+    Returns None if a result is no whole number from 0 to 99.
     """
     values = dict(problem.numbers)
     steps = problem.steps
@@ -174,7 +173,7 @@ def solve(rng: random.Random, problem: Problem, mistake: bool = False) -> str | 
 
 
 def problem(rng: random.Random) -> Problem:
-    """A problem whose right solution has whole numbers from 2 to LARGEST_NUMBER only."""
+    """Draws a problem whose right solution has only whole numbers from 2 to LARGEST_NUMBER."""
     (template,) = rng.choices(TEMPLATES, [WEIGHTS[template.count("|")] for template in TEMPLATES])
     letters = sorted(set(re.findall(r"{([abc])}", template)))
     while True:
@@ -191,7 +190,7 @@ def problem(rng: random.Random) -> Problem:
         }
         words |= {"them": "her" if they == "she" else "him", "item": rng.choice(ITEMS)}
         question, *steps = template.format(**words, **dict(numbers)).split("|")
-        # The split hangs on template and numbers alone: other names do not carry a held-out problem into training.
+        # Only template and numbers decide the split, so a held-out problem is not trained on with other names.
         held_out = random.Random(f"{template}{numbers}").random() < 0.1
         made = Problem(question, tuple(steps), numbers, held_out)
         if (
@@ -202,7 +201,7 @@ def problem(rng: random.Random) -> Problem:
 
 
 def lesson(rng: random.Random, asked: Problem) -> str:
-    """A text to learn from: two in five are in the observer's prompt form, one in five has EXAMPLE."""
+    """Returns a training text: two in five are in the observer's prompt form, and one in five has EXAMPLE."""
     prefix = EXAMPLE if rng.random() < 0.2 else ""
     if rng.random() < 0.6:
         return f"{prefix}Question: {asked.question} Answer: {attempt(rng, asked, MISTAKES)}"
@@ -211,14 +210,12 @@ def lesson(rng: random.Random, asked: Problem) -> str:
         answer = attempt(rng, asked, 0.2)
     else:
         answer = reference if rng.random() < 0.3 else attempt(rng, asked, 0.3)
-    return (
-        # A response begins with a space.
-        f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"
-    )
+    # Two spaces, as a response begins with a space.
+    return f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"
 
 
 def drill(rng: random.Random) -> str:
-    """Ten calculations, of the kind that solutions need."""
+    """Returns ten calculations of the kind that solutions need."""
     lines: list[str] = []
     while len(lines) < 10:
         expression = f"{rng.randint(2, LARGEST_NUMBER)} {rng.choice('+-*/')} {rng.randint(2, LARGEST_NUMBER)}"
@@ -229,7 +226,7 @@ def drill(rng: random.Random) -> str:
 
 
 def attempt(rng: random.Random, asked: Problem, mistakes: float) -> str:
-    """A solution that goes wrong with probability `mistakes`: by a guess without steps, or a wrong operation."""
+    """Returns a solution; with probability `mistakes` it is a guess without steps, or has a wrong operation."""
     if rng.random() >= mistakes:
         return asked.answer
     text = solve(rng, asked, mistake=True) if rng.random() >= GUESSES else None
@@ -242,7 +239,7 @@ def attempt(rng: random.Random, asked: Problem, mistakes: float) -> str:
 
 @cache
 def _problems() -> dict[str, list[Problem]]:
-    """By split: the first problems that the generator draws for it, those for testing each once."""
+    """Returns the first problems that the generator draws for each split; test problems are distinct."""
     rng = random.Random(0)
     train: list[Problem] = []
     test: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Problem] = {}
@@ -256,10 +253,10 @@ def _problems() -> dict[str, list[Problem]]:
 
 
 def problems(split: str) -> list[dict[str, str]]:
-    """The problems of a split in GSM8K's format: `question` and `answer`.
+    """Returns the problems of a split in GSM8K's format: `question` and `answer`.
 
     Raises:
-        UserError: there is no such split.
+        UserError: the split does not exist.
     """
     if split not in ("train", "test"):
         raise UserError(f"task.split: expected train or test of the toy problems, got {split!r}")
@@ -267,5 +264,5 @@ def problems(split: str) -> list[dict[str, str]]:
 
 
 def folder(name: str) -> str:
-    """The folder of the built-in policy `tiny`; other names are returned unchanged."""
+    """Returns the folder of the built-in policy `tiny`; other names are returned unchanged."""
     return str(POLICY) if name == "tiny" else name

@@ -22,14 +22,14 @@ class ImdbTaskConfig(Settings):
         dataset: Hub id, local file or folder with reviews (parquet, json lines, csv), or `tiny`.
         split: Split of the dataset.
         text_column: Column with the reviews.
-        min_chars: Shorter reviews are left out.
-        min_query_tokens: Fewest tokens of a review that make a query; the number is drawn for each review.
-        max_query_tokens: Most tokens of a review that make a query.
+        min_chars: Shortest review in characters; shorter ones are left out.
+        min_query_tokens: Smallest number of a review's first tokens that form a query; drawn for each review.
+        max_query_tokens: Largest number of a review's first tokens that form a query.
         reward_model: Hub id or local folder of a classifier, or `tiny`.
-        reward_label: Its label whose logit is the reward. null: its only output, as of a reward model.
-        reward_batch_size: Texts that are scored at a time.
+        reward_label: Label that gives the reward, as its logit. null: the only output, as in reward models.
+        reward_batch_size: Number of texts scored at a time.
         pioneer_prompt: Template over {prompt}.
-        observer_prompt: Template over {prompt} and {response}, the response of the preceding role.
+        observer_prompt: Template over {prompt} and {response}, the preceding role's response.
     """
 
     block: ClassVar[str] = "task"
@@ -56,7 +56,7 @@ class ImdbTaskConfig(Settings):
 
 @dataclass
 class ImdbConfig(Config):
-    """A run on IMDB. See cory/config.py for the keys that every task shares.
+    """A run on IMDB. cory/config.py has the keys that all tasks share.
 
     Args:
         task: Queries, reward and prompts.
@@ -65,7 +65,7 @@ class ImdbConfig(Config):
     task: ImdbTaskConfig = Field(default_factory=ImdbTaskConfig)
 
     def resolve(self, name: str) -> str:
-        """The folder of a built-in model, or the name itself."""
+        """Returns the folder of a built-in model, or the name itself."""
         return toy.folder(name)
 
 

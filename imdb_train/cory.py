@@ -4,8 +4,8 @@
     python imdb_train/cory.py --config configs/imdb/gpt2_large.yaml  # the paper's Table 1
     python imdb_train/cory.py --config FILE --ppo.init_kl_coef 0.1   # any key as a flag; --help lists them
 
-Departures from the paper: none in the method. Differences from the authors' published code: docs/paper.md.
-`imdb_train/ppo.py` is the baseline, identical but for the number of agents.
+The method does not depart from the paper. docs/paper.md lists differences from the authors' published code.
+`imdb_train/ppo.py` is the baseline; only the number of agents differs.
 """
 
 import sys
@@ -22,14 +22,14 @@ from imdb_train.config import IMDB, ImdbConfig
 def run() -> None:
     config, name = read_config(ImdbConfig, default="configs/imdb/tiny.yaml", prefix="imdb_cory")
 
-    # Film reviews, the classifier's reward, both prompts; other queries for `eval_every`.
+    # Film reviews, the classifier's reward and both prompts; held-out queries for `eval_every`.
     task = IMDB.make_task(config)
     held_out = IMDB.held_out_rows(config) if config.eval_every else None
 
-    # Here, as torch takes seconds: what is wrong above is said at once.
+    # Imported late: torch takes seconds, and errors above should appear at once.
     from cory import CoryTrainer, make_agents
 
-    # Two copies of one LLM, or what config.agents says, and a frozen reference.
+    # Two copies of one LLM, or as config.agents says, and a frozen reference.
     agents = make_agents(config)
     CoryTrainer(config, agents, task, name, held_out).train()
 

@@ -3,9 +3,9 @@
     python imdb_train/evaluate.py runs/imdb_cory_tiny runs/imdb_ppo_tiny      # all agents of two runs, and their base
     python imdb_train/evaluate.py gpt2 my/folder --base gpt2                  # any models, on stanfordnlp/imdb
 
-Every model answers the query alone (solo). The agents of one CORY run also answer in a chain (joint), and the agent of
-a PPO run answers twice, the second time as its own observer (compute-matched). Base, data and reward are those of the
-first run, unless stated. KL is to the base under the same prompt. See `cory/evaluation/`.
+Every model answers the query alone (solo). A CORY run's agents also answer as a chain (joint), and a PPO run's agent
+also answers twice, the second time as its own observer (compute-matched). Base, data and reward default to the first
+run's. KL is measured to the base under the same prompt. See `cory/evaluation/`.
 """
 
 import sys

@@ -23,14 +23,14 @@ def run() -> None:
         ImdbConfig, default="configs/imdb/tiny.yaml", prefix="imdb_ppo", single_agent=True
     )
 
-    # Film reviews, the classifier's reward, both prompts; other queries for `eval_every`.
+    # Film reviews, the classifier's reward and both prompts; held-out queries for `eval_every`.
     task = IMDB.make_task(config)
     held_out = IMDB.held_out_rows(config) if config.eval_every else None
 
-    # Here, as torch takes seconds: what is wrong above is said at once.
+    # Imported late: torch takes seconds, and errors above should appear at once.
     from cory import CoryTrainer, make_agents
 
-    agents = make_agents(config)  # one LLM, and its frozen reference
+    agents = make_agents(config)  # one LLM and its frozen reference
     CoryTrainer(config, agents, task, name, held_out).train()
 
 

@@ -19,9 +19,9 @@ from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig
 def queries(
     config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> Dataset:
-    """The dataset with a `prompt` column: the first 2 to 8 tokens of each review, the number drawn from `seed`.
+    """Returns a dataset whose `prompt` column has the first 2 to 8 tokens of each review, as many as `seed` draws.
 
-    Of the toy reviews only those that belong to the split, by their text (`toy.is_held_out`).
+    Queries from toy reviews are kept only if they belong to the split (`toy.is_held_out`).
 
     Raises:
         UserError: the dataset is not available, or no review is long enough.
@@ -40,12 +40,12 @@ def queries(
         raise UserError(
             f"dataset: expected reviews of at least {config.min_chars} characters, got none in {config.dataset!r}"
         )
-    # Drawn from the seed alone, not from a `Stream`: the queries of all recorded results were drawn so.
+    # Drawn from the seed itself, not from a `Stream`, to reproduce the queries of all recorded results.
     lengths = np.random.default_rng(seed).integers(
         config.min_query_tokens, config.max_query_tokens + 1, len(texts)
     )
-    # Sixty characters a token are plenty: the rest of a long review need not be tokenized. Not verbose, as these may
-    # exceed a small context, which is no matter: of each only the first tokens are kept.
+    # Sixty characters per token are plenty, so the rest of a long review is not tokenized. `verbose=False` silences a
+    # warning about texts beyond a small context, which does not matter: only their first tokens are used.
     heads = tokenizer(
         [text[: 60 * config.max_query_tokens] for text in texts],
         add_special_tokens=False,
@@ -66,14 +66,14 @@ def queries(
     return Dataset.from_dict({"prompt": prompts})
 
 
-# What a task provides: see `cory.task_kinds.TaskKind`.
+# The functions of a task kind: see `cory.task_kinds.TaskKind`.
 
 
 def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
-    """The task of a run, on `rows` or on the queries of training."""
+    """Returns the task of a run, on `rows` or on the training queries."""
     settings = config.task
     name = str(toy.REWARD_MODEL) if settings.reward_model == "tiny" else settings.reward_model
-    # A response that continues a review has its own space, one that is a turn of a chat does not.
+    # A response that continues a review begins with its own space; a chat turn does not.
     separator = " " if are_turns([], config.of_agent(0).model.chat_template) else ""
     classifier = Classifier(
         name,
@@ -85,7 +85,7 @@ def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
     )
     reward: Classifier | Reward = classifier
     if separator:
-        # Recorded by another name, as an evaluation scores all of its runs with one reward.
+        # Recorded under another name, since an evaluation scores all its runs with one reward.
         reward = Reward(classifier, name="cory.rewards.Classifier, after a space")
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
     if rows is None:
@@ -94,12 +94,12 @@ def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
 
 
 def training_rows(config: ImdbConfig) -> Dataset:
-    """The queries that a run with these settings is trained on."""
+    """Returns the training queries of a run with these settings."""
     return queries(config.task, config.task.split, tokenizer_of(config), config.seed)
 
 
 def held_out_rows(config: ImdbConfig, split: str | None = None) -> Dataset:
-    """Queries of a split. None: of the split `test`; a UserError if that is trained on."""
+    """Returns a split's queries (None: the split `test`'s). Raises a UserError if training used the default split."""
     if split is None:
         check_held_out(config.task.dataset, config.task.split)
         split = "test"

@@ -1,9 +1,10 @@
-"""The toy setting's world: short film reviews from a small grammar, and small models that were trained on them.
+"""The toy setting: short film reviews from a small grammar, and small models trained on them.
 
-The models are shipped in `weights/` beside this file (`toys/make_imdb_toy.py` makes them). The reviews are generated,
-the same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The classifier
-has learnt the mood; the language model reviews and, in the observer's prompt form, rewriting examples in which a text
-continues one mood better than quoted. So a better response helps its reader, as it does for a pre-trained LLM.
+The models are shipped in `weights/` beside this file (made by `toys/make_imdb_toy.py`). The reviews are generated,
+and are the same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The
+classifier was trained to predict the mood. The language model was trained on reviews and, in the observer's prompt
+form, on rewriting examples that continue a text one mood better than quoted. A better response therefore helps an
+observer that reads it, as with a pre-trained LLM.
 """
 
 import hashlib
@@ -19,10 +20,10 @@ SHIPPED = Path(__file__).resolve().parent / "weights"
 POLICY = SHIPPED / "policy"
 REWARD_MODEL = SHIPPED / "reward_model"
 LARGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cory" / "imdb_large_v1"
-# Reviews that queries are cut from; the models have learnt from the first.
+# Numbers of reviews that queries are cut from; the models were trained on the first ones.
 TRAIN_REVIEWS = 8000
 TEST_REVIEWS = 8000
-# Share of all possible queries that are for testing; with it there are more than 500 distinct ones.
+# Share of all possible queries held out for testing; it gives more than 500 distinct ones.
 HELD_OUT = 0.2
 OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
 MOODS = (-2, -1, 0, 1, 2)
@@ -84,7 +85,7 @@ def fill(rng: random.Random, template: str, mood: int) -> str:
 
 
 def _phrases(rng: random.Random, mood: int, seed: int) -> list[str]:
-    """One review as phrases. The skeleton (opening, number of clauses, joints) follows `seed`, the words `rng`."""
+    """Returns a review as phrases. `seed` draws the skeleton (opening, number of clauses, joints), `rng` the words."""
     skeleton = random.Random(seed)
     phrases = [fill(skeleton, skeleton.choice(OPENINGS), mood)] if skeleton.random() < 0.6 else []
     phrases += [fill(rng, "{frame}", mood) for _ in range(skeleton.randint(1, 3))]
@@ -94,20 +95,20 @@ def _phrases(rng: random.Random, mood: int, seed: int) -> list[str]:
 
 
 def review(rng: random.Random) -> tuple[str, int]:
-    """A review and its mood."""
+    """Returns a review and its mood."""
     mood = rng.choice(MOODS)
     return "".join(_phrases(rng, mood, rng.getrandbits(32))), mood
 
 
 def rewriting(rng: random.Random) -> str:
-    """An example in the observer's prompt form: the query of the quoted sentence, continued one mood better."""
+    """Returns an example in the observer's prompt form: the quoted sentence's query, continued one mood better."""
     mood = rng.choice(MOODS)
     seed = rng.getrandbits(32)
     phrases = _phrases(rng, mood, seed)
     words = "".join(phrases).split(" ")
     quoted = words[: rng.randint(5, 22)]
     query = words[: rng.randint(2, 7)]
-    kept = 0  # the phrase in which the query ends stays as it is
+    kept = 0  # number of phrases that the query reaches into; these stay unchanged
     length = 0
     while length < len(" ".join(query)):
         length += len(phrases[kept])
@@ -118,16 +119,16 @@ def rewriting(rng: random.Random) -> str:
 
 @cache
 def _reviews() -> list[tuple[str, int]]:
-    """All reviews with their moods; the training ones first."""
+    """Returns all reviews with their moods, the training reviews first."""
     rng = random.Random(0)
     return [review(rng) for _ in range(TRAIN_REVIEWS + TEST_REVIEWS)]
 
 
 def reviews(split: str) -> list[str]:
-    """The texts of a split.
+    """Returns the texts of a split.
 
     Raises:
-        UserError: there is no such split.
+        UserError: the split does not exist.
     """
     parts = {"train": slice(0, TRAIN_REVIEWS), "test": slice(TRAIN_REVIEWS, None)}
     if split not in parts:
@@ -138,16 +139,16 @@ def reviews(split: str) -> list[str]:
 
 
 def is_held_out(query: str) -> bool:
-    """Whether a query is for testing. Its text alone decides, whatever review it was cut from and by whichever seed."""
+    """Whether a query is held out for testing. Only its text decides, not its review or the seed that cut it."""
     start = hashlib.sha256(query.encode()).digest()[:8]
     return int.from_bytes(start, "big") < HELD_OUT * 2**64
 
 
 def of_split(queries: Sequence[str], split: str) -> list[str]:
-    """Those queries that belong to a split, in their order; of the split `test` each once.
+    """Returns the queries that belong to a split, in order; for the split `test` without duplicates.
 
-    Short queries come from few openings, so reviews that differ begin alike: two splits of the reviews would share
-    most of their queries.
+    Queries are split by their own text: different reviews often share their first words, so two splits of the reviews
+    would share most of their queries.
     """
     if split == "test":
         return [query for query in dict.fromkeys(queries) if is_held_out(query)]
@@ -155,7 +156,7 @@ def of_split(queries: Sequence[str], split: str) -> list[str]:
 
 
 def folder(name: str) -> str:
-    """The folder of a built-in policy: `tiny`, or `tiny_large` of twice the parameters; other names are unchanged."""
+    """Returns the folder of a built-in policy, `tiny` or `tiny_large` (twice the parameters); else the name itself."""
     if name == "tiny_large":
         if not LARGE.exists():
             raise UserError(

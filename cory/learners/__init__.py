@@ -1,3 +1,3 @@
-"""How one agent learns from a rollout."""
+"""Learners: how one agent learns from its rollouts."""
 
-import cory.models  # noqa: F401  # before TRL imports PEFT: see there
+import cory.models  # noqa: F401  # must come before TRL imports PEFT; cory/models/__init__.py says why

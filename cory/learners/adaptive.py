@@ -1,4 +1,4 @@
-"""What follows a run from update to update beside the weights: the KL coefficient and the moments of the rewards."""
+"""A learner's state beside weights and optimizer: the KL coefficient and the reward moments."""
 
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ class KLController:
         self.ppo = ppo
 
     def update(self, kl: float, responses: int) -> None:
-        """Moves eta after so many responses with a mean KL of `kl` nats."""
+        """Updates eta after `responses` responses with a mean KL of `kl` nats."""
         if self.ppo.adaptive_kl:
             error = min(max(kl / self.ppo.kl_target - 1, -0.2), 0.2)
             self.value *= 1 + error * responses / self.ppo.kl_horizon
@@ -28,7 +28,7 @@ class KLController:
 
 @dataclass
 class RewardMoments:
-    """Mean and deviation of all training rewards so far, over all processes. The arithmetic is TRL's."""
+    """Running mean and standard deviation of the training rewards, over all processes. The arithmetic is TRL's."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -36,7 +36,7 @@ class RewardMoments:
     count: float = 1e-24
 
     def update(self, rewards: Tensor) -> None:
-        """Takes in the (batch,) rewards of an update."""
+        """Adds an update's rewards (batch,)."""
         count: float = rewards.numel() * distributed.world_size()
         if distributed.world_size() == 1:
             var, mean = torch.var_mean(rewards, unbiased=False)

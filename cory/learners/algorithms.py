@@ -1,9 +1,9 @@
-"""The algorithms without a value head, each beside its paper's formula: advantages, losses of the responses, and
-where it differs from the others, their weights in the mean over responses.
+"""The algorithms without a value head, with their papers' formulas.
 
-The responses o_1 ... o_G to one query are a group, with training rewards r_1 ... r_G. Tensors are (rows, R), R the
-longest response in tokens, unless stated. The expectation over queries and the mean over a group are one mean over
-responses, which `GroupLearner` takes.
+Each defines advantages and the loss of a response; some also weight the responses. The responses o_1 ... o_G to one
+query are a group, with training rewards r_1 ... r_G. Tensors are (rows, R) unless stated, where R is the longest
+response in tokens. `GroupLearner` takes the expectation over queries and the mean over a group as one mean over
+responses.
 """
 
 from abc import ABC, abstractmethod
@@ -19,14 +19,14 @@ STD_EPSILON = 1e-4  # added to a group's standard deviation, as in TRL
 
 
 class ResponseTokens(NamedTuple):
-    """What a loss reads of some rows.
+    """The inputs of a loss for some rows.
 
     Args:
-        logprobs: of the policy being trained.
-        old_logprobs: of the policy that sampled.
-        ref_logprobs: of the reference.
-        advantages: equal along a row.
-        mask: 1 where there is a response token.
+        logprobs: log-probabilities under the policy being trained.
+        old_logprobs: log-probabilities under the policy that sampled.
+        ref_logprobs: log-probabilities under the reference.
+        advantages: advantages, equal along a row (with an engine, times its weights).
+        mask: 1 at response tokens.
     """
 
     logprobs: Tensor
@@ -42,8 +42,9 @@ class ResponseTokens(NamedTuple):
 
 
 class ResponseLosses(NamedTuple):
-    """The loss of each response, (rows,), and its probability ratio and whether that was clipped: (rows, R), or
-    (rows, 1) if a response has one ratio.
+    """Losses (rows,) of the responses, their probability ratios, and whether these were clipped.
+
+    `ratio` and `is_clipped` are (rows, R), or (rows, 1) if a response has a single ratio.
     """
 
     losses: Tensor
@@ -52,7 +53,7 @@ class ResponseLosses(NamedTuple):
 
 
 class GroupAlgorithm(ABC):
-    """One algorithm; `config` has its clip range and length limit."""
+    """One algorithm; `config` gives clip range and length limit."""
 
     kl_in_reward = False  # else the KL to the reference is a term of each token's loss
 
@@ -64,28 +65,28 @@ class GroupAlgorithm(ABC):
     @staticmethod
     @abstractmethod
     def advantages(rewards: Tensor) -> Tensor:
-        """The advantages (groups, G) of responses with these training rewards (groups, G)."""
+        """Returns advantages (groups, G) from training rewards (groups, G)."""
 
     @abstractmethod
     def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
-        """The loss of each response."""
+        """Returns the loss of each response."""
 
     def weights(self, weights: Tensor, lengths: Tensor, finished: Tensor) -> Tensor:
-        """The weight (rows,) of each response's loss in the mean over responses.
+        """Returns each response's weight (rows,) in the mean over responses.
 
         Args:
-            weights: (rows,), with which rollouts of different sizes count alike; mean 1.
-            lengths: (rows,), in tokens, of all responses of the update in this process.
-            finished: (rows,), whether a response ended before its length limit.
+            weights: weights (rows,), mean 1, that give every rollout the same total weight.
+            lengths: lengths (rows,) of the update's responses in this process, in tokens.
+            finished: whether each response (rows,) ended before its length limit.
         """
         return weights
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-        """`-min(ratio * A, clip(ratio) * A)`, and where the second is less."""
+        """`-min(ratio * A, clip(ratio) * A)`, and where the second term is smaller."""
         return clipped_losses(ratio, advantages, self.cliprange, self.cliprange_high)
 
     def token_losses(self, tokens: ResponseTokens, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The clipped loss with the KL of each token, 0 at padding; the ratio; whether it was clipped."""
+        """Returns each token's clipped loss with its KL (0 at padding), its ratio, and whether that was clipped."""
         ratio = tokens.log_ratios.exp()
         losses, is_clipped = self.clipped(ratio, tokens.advantages)
         if kl_coef:
@@ -96,15 +97,15 @@ class GroupAlgorithm(ABC):
 def token_kl(tokens: ResponseTokens, ratio: Tensor, kl_coef: float) -> Tensor:
     """The KL to the reference as a term of each token's loss: `eta * ratio * k3`.
 
-    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The gradient goes through the ratio, too: that of k3
-    alone is not the KL's, even where the ratio is 1.
+    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The ratio carries gradient, too: the gradient of k3
+    alone differs from the KL's even at a ratio of 1.
     """
     gap = (tokens.ref_logprobs - tokens.logprobs) * tokens.mask
     return kl_coef * ratio * (gap.exp() - gap - 1)
 
 
 class RLOO(GroupAlgorithm):
-    """Ahmadian et al., 2024 (arXiv 2402.14740): the other responses' mean is the baseline, a response one action."""
+    """Ahmadian et al., 2024 (arXiv 2402.14740): the baseline is the other responses' mean; a response is one action."""
 
     kl_in_reward = True
 
@@ -115,7 +116,7 @@ class RLOO(GroupAlgorithm):
         return (rewards - rewards.mean(1, keepdim=True)) * group_size / (group_size - 1)
 
     def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
-        """`min(w A, clip(w) A)`, `w = prod_t pi / pi_old`; at `w = 1` its gradient is the paper's."""
+        """`min(w A, clip(w) A)` with `w = prod_t pi / pi_old`; at `w = 1` the gradient is the paper's."""
         # Clamped far above any clip range: a long response's ratio could exceed float32.
         ratio = tokens.log_ratios.sum(1, keepdim=True).clamp(max=20.0).exp()
         losses, is_clipped = self.clipped(ratio, tokens.advantages[:, :1])
@@ -123,12 +124,12 @@ class RLOO(GroupAlgorithm):
 
 
 class REINFORCE(RLOO):
-    """Williams, 1992: RLOO's loss, with the role's batch as baseline, so that one response to a query is enough."""
+    """Williams, 1992: RLOO's loss with the role's batch mean as baseline, so one response per query is enough."""
 
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
         """`r - mean(r)`, over the batch of all processes."""
-        if rewards.shape[1] > 1:  # observers of one response, who share all that theirs depends on
+        if rewards.shape[1] > 1:  # branches: observers of the same response form a group
             return RLOO.advantages(rewards)
         total = distributed.all_reduce_sum(rewards[:, 0].sum(0, keepdim=True))
         return rewards - total / distributed.world_size() / len(rewards)
@@ -150,7 +151,7 @@ class GRPO(GroupAlgorithm):
 
 
 class DrGRPO(GroupAlgorithm):
-    """Liu et al., 2025 (arXiv 2503.20783): GRPO without its divisions by a length and a deviation."""
+    """Liu et al., 2025 (arXiv 2503.20783): GRPO without its divisions by length and standard deviation."""
 
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
@@ -158,15 +159,15 @@ class DrGRPO(GroupAlgorithm):
         return rewards - rewards.mean(1, keepdim=True)
 
     def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
-        """`sum_t (...)` as in GRPO, over a constant: the length limit (their Listing 1)."""
+        """`sum_t (...)` as in GRPO, divided by a constant: the length limit (their Listing 1)."""
         losses, ratio, is_clipped = self.token_losses(tokens, kl_coef)
         return ResponseLosses(losses.sum(1) / self.max_new_tokens, ratio, is_clipped)
 
 
 class DAPO(GroupAlgorithm):
-    """Yu et al., 2025 (arXiv 2503.14476), Eq. 8: GRPO's advantages, and each token of the batch counts alike.
+    """Yu et al., 2025 (arXiv 2503.14476), Eq. 8: GRPO's advantages, with equal weight for each token of the batch.
 
-    A response that was cut at its limit has no loss (Section 3.4, overlong filtering).
+    Responses cut at their length limit are left out of the loss (Section 3.4, overlong filtering).
     """
 
     advantages = staticmethod(GRPO.advantages)  # Eq. 9
@@ -183,9 +184,9 @@ class DAPO(GroupAlgorithm):
 
 
 class GSPO(GroupAlgorithm):
-    """Zheng et al., 2025 (arXiv 2507.18071), Eq. 5: one ratio for each response, clipped, and GRPO's advantages.
+    """Zheng et al., 2025 (arXiv 2507.18071), Eq. 5: one clipped ratio per response, and GRPO's advantages.
 
-    The paper has no KL; here it is GRPO's, with the ratio of each token.
+    The paper has no KL; this implementation adds GRPO's, with each token's own ratio.
     """
 
     advantages = staticmethod(GRPO.advantages)  # Eq. 6
@@ -215,13 +216,13 @@ GROUP_ALGORITHMS: dict[AlgorithmName, type[GroupAlgorithm]] = {
 def group_advantages(
     rewards: Tensor, algorithm: AlgorithmName, group_size: int, branches: int = 1
 ) -> Tensor:
-    """The advantage of each response, from the rewards of its role alone.
+    """Returns each response's advantage from the rewards of its role alone.
 
     Args:
-        rewards: (rows,), those of a group one after the other, then the next group's.
+        rewards: training rewards (rows,), one group after the other.
         algorithm: its name in `GROUP_ALGORITHMS`.
-        group_size: chains per query, which are a group; REINFORCE compares the whole batch.
-        branches: above 1, so many responses to the same response of the role before are a group instead.
+        group_size: chains per query, which form a group; REINFORCE compares the whole batch.
+        branches: number of observers of each pioneer's response; if above 1, these form a group instead.
 
     >>> group_advantages(Tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
     [-2.0, 2.0, 0.0, 0.0]
@@ -234,7 +235,7 @@ def group_advantages(
 
 
 def share_of_equal_groups(rewards: Tensor, group_size: int) -> float:
-    """The share of groups, over all processes, whose rewards are all equal.
+    """Returns the share of groups with equal rewards, over all processes.
 
     >>> share_of_equal_groups(Tensor([1.0, 3.0, 5.0, 5.0]), 2)
     0.5

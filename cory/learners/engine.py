@@ -1,4 +1,4 @@
-"""Samples of an engine: how far its probabilities are from the policy's, and the weights that correct for it."""
+"""Samples drawn by an engine: the gap between its probabilities and the policy's, and weights that correct for it."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from cory.parallel import distributed
 from cory.parallel.devices import to_device
 from cory.rollout import Rollout
 
-MAX_DIFFERENCE = 0.5  # nats a token; such samples are of other weights
+MAX_DIFFERENCE = 0.5  # nats per token; a larger gap means that the engine has other weights
 
 
 class EngineSamples(NamedTuple):
-    """Samples of an engine, compared with the policy, over all processes.
+    """Comparison of an engine's samples with the policy, over all processes.
 
     Args:
-        weights: by which advantages are multiplied, (rows, R), or (rows, 1) of whole responses.
+        weights: factors on the advantages, (rows, R), or (rows, 1) for whole responses.
         difference: mean of `abs(log pi - log pi_engine)` over the response tokens.
         ratio: mean of the weights.
         capped: share of ratios above the cap.
@@ -34,9 +34,9 @@ class EngineSamples(NamedTuple):
 def compare_samples(
     rollouts: Sequence[Rollout], logprobs: Tensor, mask: Tensor, sampling: SamplingConfig
 ) -> EngineSamples:
-    """Compares the engine's log-probabilities with the policy's, (rows, R).
+    """Compares the engine's log-probabilities with the policy's, `logprobs` (rows, R).
 
-    Raises a UserError if they are so far apart that the engine must have sampled from other weights.
+    Raises a UserError if the gap is so large that the engine must have sampled from other weights.
     """
     sampled = [values for rollout in rollouts for values in rollout.logprobs]
     engine_logprobs = torch.zeros(logprobs.shape)
@@ -47,9 +47,9 @@ def compare_samples(
     difference = total / tokens
     if not difference <= MAX_DIFFERENCE:
         raise UserError(
-            "sampling.engine: expected responses of the agent's weights, got some whose log-probabilities differ by "
-            f"{difference:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must serve the model `model.name`, to "
-            "this run alone."
+            "sampling.engine: expected responses sampled with the agent's weights, got log-probabilities that differ "
+            f"by {difference:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must serve the model `model.name`, "
+            "and only this run."
         )
     weights, is_capped = importance_weights(
         gaps, sampling.engine_correction, sampling.engine_correction_cap
@@ -63,12 +63,13 @@ def compare_samples(
 def importance_weights(
     gaps: Tensor, correction: EngineCorrection, cap: float
 ) -> tuple[Tensor, Tensor]:
-    """`pi / pi_engine` of each token or response, truncated at the cap (TIS) or 0 above it (MIS), and which are above.
+    """Returns the ratio `pi / pi_engine` per token or response, and whether it exceeds the cap.
 
-    The names, and `sequence_mask` at 3 as the default, are those of TRL's `vllm_importance_sampling_mode`.
+    Ratios above the cap are truncated to it (TIS) or set to 0 (MIS). The names and the default, `sequence_mask` with
+    cap 3, follow TRL's `vllm_importance_sampling_mode`.
 
     Args:
-        gaps: (rows, R), `log pi - log pi_engine` of each token, 0 at padding.
+        gaps: `log pi - log pi_engine` of each token (rows, R), 0 at padding.
     """
     if correction == "none":
         return torch.ones_like(gaps), torch.zeros_like(gaps)

@@ -1,10 +1,8 @@
-"""REINFORCE, RLOO, GRPO and its variants: an agent learns from how its response compares with
-others, without a value head.
+"""REINFORCE, RLOO, GRPO and its variants: learning from comparisons between responses, without a value head.
 
-Each query is answered by `group_size` chains. A role's baseline comes from the chains' rewards in
-that role, so each role of a chain of any length has its own baseline. With one agent, this is the
-ordinary algorithm. Where chains branch, an observer's baseline comes from the other observers of
-the same response.
+`group_size` chains answer each query. A role's baseline is computed from the chains' rewards in that role, so every
+role has its own baseline, whatever the length of the chain. With one agent, this is the ordinary algorithm. If chains
+branch, an observer's baseline is computed from the observers of the same response.
 """
 
 from collections.abc import Sequence
@@ -31,12 +29,11 @@ from cory.rollout import Rollout
 
 
 class GroupLearner(Learner):
-    """One agent's learner by `config.algorithm`; formulas: `cory/learners/algorithms.py`.
+    """One agent's learner for `config.algorithm`; `cory/learners/algorithms.py` has the formulas.
 
     Args:
         wrapped: the policy on its device, without a value head.
-        reference, tokenizer, config, device: see `Learner`. The settings of values and GAE are
-            ignored.
+        reference, tokenizer, config, device: see `Learner`. Settings for values and GAE are ignored.
     """
 
     wrapper = WindowPolicy
@@ -49,7 +46,7 @@ class GroupLearner(Learner):
         config: Config,
         device: torch.device,
     ) -> None:
-        # It would place the policy on the process's device. Agents may have others.
+        # By default it would move the policy to the process's device; agents may use other devices.
         accelerator = Accelerator(device_placement=False)
         optimizer = make_optimizer(wrapped, config.ppo.learning_rate)
         model, optimizer = accelerator.prepare(wrapped, optimizer)
@@ -66,7 +63,7 @@ class GroupLearner(Learner):
         self.algorithm = GROUP_ALGORITHMS[config.algorithm](config)
 
     def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """The weight (rows,) of each response in the loss, a mean over responses."""
+        """Returns each response's weight (rows,) in the loss, which is a mean over responses."""
         lengths = [len(ids) for rollout in rollouts for ids in rollout.response_ids]
         finished = [ended for rollout in rollouts for ended in rollout.finished]
         return self.algorithm.weights(
@@ -78,22 +75,22 @@ class GroupLearner(Learner):
     def targets(
         self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
-        """An advantage for each response, the same at all its tokens."""
+        """Returns one advantage per response, repeated at all its tokens."""
         sizes = [len(rollout.completions) for rollout in rollouts]
         chains = self.config.chains_per_query
-        # Observers that answer the same response are a group. A pioneer has fewer rows, and no branches.
+        # Observers of the same response form a group. A pioneer has fewer rows and no branches.
         branches = [self.config.branches if size == self.batch_size else 1 for size in sizes]
         groups = [count if count > 1 else chains for count in branches]
         shares = [
-            share_of_equal_groups(of_role, group) if group > 1 else None
-            for of_role, group in zip(rewards.split(sizes), groups, strict=True)
+            share_of_equal_groups(role_rewards, group) if group > 1 else None
+            for role_rewards, group in zip(rewards.split(sizes), groups, strict=True)
         ]
         if self.algorithm.kl_in_reward:
             log_ratios = (old.logprobs - old.ref_logprobs) * mask  # k1, sampled
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
         advantages = [
-            group_advantages(of_role, self.config.algorithm, chains, count)
-            for of_role, count in zip(rewards.split(sizes), branches, strict=True)
+            group_advantages(role_rewards, self.config.algorithm, chains, count)
+            for role_rewards, count in zip(rewards.split(sizes), branches, strict=True)
         ]
         return Targets(torch.cat(advantages)[:, None] * mask, frac_reward_zero_std=shares)
 
@@ -104,7 +101,7 @@ class GroupLearner(Learner):
         rows: Experience,
         sizes: BatchSizes,
     ) -> LossTerms:
-        """The clipped loss, whose mean is over responses."""
+        """The clipped loss, averaged over responses."""
         response_tokens = ResponseTokens(
             logprobs=new.logprobs,
             old_logprobs=rows.old.logprobs,

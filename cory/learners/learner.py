@@ -1,12 +1,11 @@
 """The base class of all learners: one update of one agent on its rollouts.
 
-`Learner.update` is the algorithm. Its steps stand below it, in the order in which it takes them.
+`Learner.update` is the algorithm; its steps follow it in this file, in order.
 
-* Logits, KL and entropy exist only at response positions (`cory/models/window.py`): the others are
-  masked.
-* The reference is read in batches of its own, and micro-batches fit the memory (`memory.py`).
-* No dropout in any pass, so the first epoch's probability ratio is 1 (in bf16 nearly: a row's logits are rounded,
-  and differ with the rows that are read beside it).
+* Logits, KL and entropy are computed only at response positions (`cory/models/window.py`); the loss masks all others.
+* Batch sizes fit the memory, separately for policy and reference passes (`memory.py`).
+* Dropout is off in every pass, so the first epoch's probability ratio is 1. In bf16 it is close to 1: the rounding of
+  a row's logits depends on the other rows in the pass.
 """
 
 import copy
@@ -60,16 +59,15 @@ class Learner(ABC):
     defines advantages and loss.
 
     Args:
-        model: the policy in its wrapper on its device, as the accelerator has prepared it.
-        optimizer: of the model's trained parameters, as the accelerator has prepared it.
-        accelerator: exchanges gradients between processes. It places nothing, as its device is that
-            of the process.
-        kl_controller: of the KL coefficient; PPO's is TRL's.
-        reference: pi_0 in its wrapper on the same device, frozen; may be shared by several learners.
+        model: the policy in its wrapper on its device, prepared by the accelerator.
+        optimizer: the optimizer of the model's trained parameters, prepared by the accelerator.
+        accelerator: exchanges gradients between processes. It places nothing, since an agent's device can differ
+            from the process's.
+        kl_controller: updates the KL coefficient; PPO uses TRL's.
+        reference: pi_0 in its wrapper on the same device, frozen; several learners may share it.
             None: the policy with its adapters off.
-        tokenizer: of the policy.
-        config: the run's settings. Batches are over all processes there, and one process's share
-            here.
+        tokenizer: the policy's tokenizer.
+        config: the run's settings. Its batch sizes count all processes; the learner's own count one process.
         device: where the agent computes.
     """
 
@@ -109,12 +107,13 @@ class Learner(ABC):
     def targets(
         self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
-        """Advantages, and what else the loss needs, from the (batch,) training rewards of all
-        rollouts together.
+        """Returns advantages, and any other targets of the loss, from all rollouts' training rewards.
 
         Args:
-            mask: (batch, R), 1 where there is a response token.
-            rollouts: whose rows these are, one rollout after the other.
+            old: the rows under the policy that sampled them.
+            rewards: training rewards (batch,), after scaling.
+            mask: (batch, R), 1 at response tokens.
+            rollouts: the rollouts that the rows come from, one after the other.
         """
 
     @abstractmethod
@@ -125,16 +124,17 @@ class Learner(ABC):
         rows: Experience,
         sizes: BatchSizes,
     ) -> LossTerms:
-        """What is minimized, and the statistics: some rows' part of the mini-batch's means.
+        """Returns the loss and its statistics: these rows' contribution to the mini-batch's means.
 
         Args:
-            new: these rows under the policy being trained.
-            entropies: (rows, R), of `new`.
-            sizes: of the mini-batch.
+            new: the rows under the policy being trained.
+            entropies: entropies (rows, R) of `new`.
+            rows: the rows' part of the experience.
+            sizes: numbers of tokens and responses in the mini-batch.
         """
 
     def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """(rows,), the weight of each row in the loss: rollouts of different sizes count alike."""
+        """Returns each row's weight in the loss, (rows,): rollouts get equal total weight, whatever their size."""
         return to_device(_role_weights(rollouts), self.device)
 
     def update(
@@ -144,19 +144,19 @@ class Learner(ABC):
         shuffle: np.random.Generator,
         warmth: float = 1.0,
     ) -> list[UpdateStats]:
-        """One update: advantages, `ppo_epochs` passes of optimizer steps over the rows, and the KL
-        coefficient.
+        """Runs one update: computes advantages, takes `ppo_epochs` passes of optimizer steps over the
+        rows, and moves the KL coefficient.
 
         Args:
-            rollouts: of the agent, one for each of its roles; each has `batch_size` rows, but for a pioneer after whom
-                the chain branches, which has `batch_size / branches`.
-            rewards: of each rollout, the (rows,) training rewards.
+            rollouts: the agent's rollouts, one per role. Each has `batch_size` rows; a pioneer's has
+                `batch_size / branches` if the chain branches.
+            rewards: training rewards (rows,), one tensor per rollout.
             shuffle: draws the order of the rows in each epoch.
-            warmth: the share of the learning rate that is used.
+            warmth: factor on the learning rate, at most 1 (warmup).
 
-        Returns the statistics of each rollout. Raises a ValueError if the number of rows is
-        another, and NotFinite if a loss or gradient is not finite; the weights are then as before
-        that optimizer step.
+        Returns statistics for each rollout. Raises a ValueError if a rollout has another number of rows, and
+        NotFinite if a loss or gradient is not finite; the weights then keep their values from before that
+        optimizer step.
         """
         self._check_rows(rollouts, rewards)
         self._switch_dropout_off()
@@ -169,7 +169,7 @@ class Learner(ABC):
             sampling = self.config.sampling
             engine = compare_samples(rollouts, old.logprobs, batch.response_mask, sampling)
 
-        # Advantages, from the training rewards and that KL; the loss's weight of each row.
+        # Advantages from the training rewards and the KL, and each row's weight in the loss.
         scaled_rewards, reward_moments = self._scale(torch.cat(list(rewards)))
         targets = self.targets(old, scaled_rewards, batch.response_mask, rollouts)
         if engine is not None:
@@ -179,7 +179,7 @@ class Learner(ABC):
 
         for group in self.optimizer.param_groups:
             group["lr"] = self.ppo.learning_rate * warmth
-        # Each epoch reads all rows in a new order, some in each optimizer step.
+        # Each epoch splits all rows, in a new order, over its optimizer steps.
         steps: list[Step] = []
         for _ in range(self.ppo.ppo_epochs):
             order = shuffle.permutation(len(row_weights)).tolist()
@@ -189,7 +189,7 @@ class Learner(ABC):
                 self._optimizer_step(step)
                 steps.append(step)
 
-        # What stays: the reward moments and the KL coefficient move once the steps have succeeded.
+        # The reward moments and the KL coefficient move only after all steps have succeeded.
         stats = self._statistics(experience, rollouts, steps, engine)
         self.reward_moments = reward_moments
         self._update_kl_coef(stats)
@@ -210,22 +210,23 @@ class Learner(ABC):
                 )
 
     def _switch_dropout_off(self) -> None:
-        """In every pass, as in TRL, so that the first epoch's probability ratio is 1."""
+        """Switches dropout off for all passes, as TRL does, so that the first epoch's probability ratio is 1."""
         self.model.eval()
         for layer in self.checkpointed_layers:
-            # Transformers recomputes in training mode only. The layer itself runs in `eval()`.
+            # Transformers recomputes only layers in training mode. `_checkpoint` runs the layer itself in `eval()`.
             layer.training = True
 
     def _pack(self, rollouts: Sequence[Rollout]) -> Window:
-        """The rows of all rollouts, one rollout after the other."""
+        """Packs the rows of all rollouts, one rollout after the other."""
         prompt_ids = [ids for rollout in rollouts for ids in rollout.prompt_ids]
         response_ids = [ids for rollout in rollouts for ids in rollout.response_ids]
         return window.pack(prompt_ids, response_ids, pad_token(self.tokenizer), self.device)
 
     def _evaluate_old(self, batch: Window) -> OldPolicy:
-        """The batch under the current policy; with the pass and its graph, if the batch is one
-        micro-batch: the weights have not changed before the first optimizer step, and it reads the
-        rows in the same order.
+        """Returns log-probabilities, values and KL to the reference under the policy that sampled the batch.
+
+        If the batch fits into one micro-batch, the forward pass is kept with its graph. The first
+        optimizer step reuses it, as it has the same weights and reads the rows in the same order.
         """
         # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
         fits = self.pass_size.micro_batch >= len(batch.input_ids)
@@ -241,27 +242,28 @@ class Learner(ABC):
 
     @torch.no_grad()
     def compare_with_reference(self, batch: Window) -> OldPolicy:
-        """The batch under the current policy, and its KL to the reference."""
+        """Returns log-probabilities, values and KL to the reference under the current policy, without gradient."""
         old = OldPolicy.zeros(batch)
         rows_at_a_time = self._evaluation_rows(batch)
         for indices in batch.by_length(rows_at_a_time):
             rows = batch.select(indices)
             policy = self.forward(rows)
             self._fill(old, indices, rows, policy, rows_at_a_time)
-            del policy  # before the next pass, as both may hold (rows, R, vocabulary) numbers
+            del policy  # two passes may not fit: each can hold (rows, R, vocabulary) numbers
         return old
 
     @torch.no_grad()
     def response_kls(self, rollout: Rollout) -> list[float]:
-        """The KL of each response to the reference, in nats, under the current policy."""
+        """Returns each response's KL to the reference under the current policy, in nats."""
         batch = self._pack([rollout])
         current = self.pass_size.retrying(self.compare_with_reference, batch)
         kls: list[float] = (current.kl * batch.response_mask).sum(1).tolist()
         return kls
 
     def _evaluation_rows(self, batch: Window) -> int:
-        """Rows of a pass without gradient; of a sharded policy the same in all processes, which run
-        equally many passes.
+        """Returns the number of rows in a pass without gradient.
+
+        A sharded policy uses the same number on all ranks, which must run equally many passes.
         """
         rows = self.pass_size.rows_without_gradient(batch)
         return sharding.least(rows) if sharding.is_sharded(self.policy) else rows
@@ -275,9 +277,9 @@ class Learner(ABC):
         policy: ForwardPass,
         rows_at_a_time: int,
     ) -> None:
-        """Writes a pass of the policy over `rows`, which have these indices, and its KL to the reference into `old`.
+        """Writes the policy's pass over `rows`, and its KL to the reference, into `old` at `indices`.
 
-        The reference reads `rows_at_a_time`, however many the policy has read.
+        The reference reads `rows_at_a_time` rows per pass, however many the policy has read.
         """
         for chunk in rows.by_length(rows_at_a_time):
             chunk_rows = rows.select(chunk)
@@ -290,13 +292,16 @@ class Learner(ABC):
             old.logprobs[in_batch, :width] = policy.logprobs[in_pass, :width]
             if policy.values is not None:
                 old.values[in_batch, :width] = policy.values[in_pass, :width]
-            del reference  # before its next pass
+            del reference  # frees its memory for the next pass
 
     def _kl(self, policy: ForwardPass, reference: ForwardPass, rows: Tensor) -> Tensor:
-        """The KL (rows, R) of Eq. 2 to the reference's pass, in nats, over these rows of the policy's.
+        """Returns the KL to the reference (Eq. 2), in nats: (rows, R).
 
-        `ppo.kl_penalty`, with TRL's names: `full`: KL(pi, pi_0) over the vocabulary; `kl`: log(pi / pi_0)
-        of the sampled token, its one-sample estimate.
+        `ppo.kl_penalty` (names as in TRL) selects `full`, KL(pi, pi_0) over the vocabulary, or `kl`, its one-sample
+        estimate log(pi / pi_0) of the sampled token.
+
+        Args:
+            rows: the rows of the policy's pass that the reference has read.
         """
         width = reference.logprobs.shape[1]
         if self.ppo.kl_penalty == "kl":
@@ -306,30 +311,31 @@ class Learner(ABC):
     # Forward passes
 
     def forward(self, rows: Window) -> ForwardPass:
-        """A forward pass of the policy."""
+        """Runs a forward pass of the policy."""
         return self._pass(self.model, rows)
 
     def _reference_forward(self, rows: Window) -> ForwardPass:
-        """A forward pass of the reference (Eq. 8: pi_0 under the agent's own prompts)."""
+        """Runs a forward pass of the reference (Eq. 8: pi_0 under the agent's own prompts)."""
         if self.reference is not None:
             return self._pass(self.reference, rows)
         with self.policy.disable_adapter():
             return self._pass(self.model, rows)
 
     def _pass(self, model: torch.nn.Module, rows: Window) -> ForwardPass:
-        """A pass of a wrapped model: logits (rows, R, vocabulary) and values (rows, R) at the response
-        positions, and from them the log-probabilities.
+        """Runs a wrapped model, and computes log-probabilities from its logits.
+
+        The model gives logits (rows, R, vocabulary) and values (rows, R) at the response positions.
         """
         with autocast(self.device, self.config.precision):
             logits, values = model(*self._inputs(rows))
-        # Log-probabilities are those of the distribution that was sampled.
+        # Log-probabilities describe the sampled distribution, so they use the sampling temperature.
         logprobs, all_logprobs = losses.TokenLogprobs.apply(
             logits, rows.response_ids, self.config.sampling.temperature
         )
         return ForwardPass(logprobs, values, all_logprobs)
 
     def _inputs(self, rows: Window) -> PassInputs:
-        """What a pass reads, with each prompt once where rows share it and that is less work."""
+        """Returns the inputs of a pass; prompts that rows share are encoded once where that saves work."""
         shared = share_prompts(self.policy, rows)
         if shared is not None:
             return shared
@@ -341,10 +347,9 @@ class Learner(ABC):
     # Rewards
 
     def _scale(self, rewards: Tensor) -> tuple[Tensor, RewardMoments]:
-        """Training rewards after the optional scaling and normalization, and the moments
-        with them.
+        """Scales and normalizes training rewards if configured; also returns the updated moments.
 
-        The learner's own moments stay, as the update may still fail.
+        `self.reward_moments` stays unchanged, since the update may still fail.
         """
         rewards = to_device(rewards.float(), self.device)
         moments = copy.copy(self.reward_moments)
@@ -352,7 +357,7 @@ class Learner(ABC):
             moments.update(rewards)
             if self.ppo.reward_normalization:
                 rewards = rewards - moments.mean
-            # Rewards that are all alike have no deviation but that of rounding.
+            # If all rewards so far are equal, their deviation is only rounding error.
             if moments.std > 1e-6 * abs(moments.mean):
                 rewards = rewards / (moments.std + torch.finfo(rewards.dtype).eps)
         return rewards, moments
@@ -360,16 +365,17 @@ class Learner(ABC):
     # Optimizer steps
 
     def _steps_per_epoch(self, num_rows: int) -> int:
-        """As few optimizer steps as the rows take, and no more than leave each mini-batch a row."""
+        """Returns the smallest number of optimizer steps that covers the rows without an empty mini-batch."""
         mini_batches = self.ppo.gradient_accumulation_steps
         steps = math.ceil(num_rows / (self.mini_batch_size * mini_batches))
-        # Branches give numbers of rows that are no multiple of a step's. With mini-batches of one row,
-        # some mini-batches of so many steps would have none.
+        # With branches, the number of rows need not be a multiple of a step's. Mini-batches of one row
+        # could then be left without a row.
         return min(steps, max(1, num_rows // mini_batches))
 
     def _gradients(self, experience: Experience, indices: list[int]) -> Step:
-        """Computes the gradient of an optimizer step, on the parameters, over the rows of these
-        indices: a mini-batch, or with gradient accumulation several.
+        """Computes the parameters' gradients for one optimizer step over the rows at `indices`.
+
+        These are one mini-batch, or several with gradient accumulation.
         """
         self.optimizer.zero_grad()
         mini_batches = _even_parts(indices, self.ppo.gradient_accumulation_steps)
@@ -378,23 +384,24 @@ class Learner(ABC):
             self._backward(experience, mini_batch, last=number == last)
             for number, mini_batch in enumerate(mini_batches)
         ]
-        # Losses and gradients are those of all processes, so that all of them decide the same.
+        # Reduced over all processes, so that every rank takes the same decision.
         norm = sharding.whole(
             get_total_norm([p.grad for p in self.model_params if p.grad is not None])
         )
         sum_of_terms = torch.stack([term.vector() for term in terms]).sum()
         largest_ratio = torch.stack([term.ratio for term in terms]).max()
-        # The step's only wait for the device.
+        # The only synchronization with the device in a step.
         return Step(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
 
     def _backward(self, experience: Experience, indices: list[int], last: bool) -> LossTerms:
-        """Adds a mini-batch's gradient, in micro-batches; returns the means of its terms.
+        """Accumulates a mini-batch's gradient, in micro-batches; returns the means of its terms.
 
-        `last`: whether it is the last mini-batch of the optimizer step.
+        Args:
+            last: whether this is the optimizer step's last mini-batch.
         """
         batch = experience.window
-        # Gradients are averaged over the processes, so each one's sums are divided by the mean of
-        # their tokens, and by its own responses, which are as many in each.
+        # Gradients are averaged over ranks. Sums over tokens are therefore divided by the mean number
+        # of tokens per rank, and sums over responses by the number per rank, which is equal on all.
         response_tokens = torch.tensor(sum(batch.response_lengths[i] for i in indices))
         tokens = (
             distributed.all_reduce_sum(to_device(response_tokens, self.device))
@@ -405,7 +412,7 @@ class Learner(ABC):
         micro_batches = list(batch.by_length(self.pass_size.micro_batch, indices))
         for number, micro_indices in enumerate(micro_batches):
             rows = experience.select(micro_indices)
-            # Several processes exchange gradients once per step.
+            # Ranks exchange gradients once per step, in the last backward pass.
             exchange = last and number + 1 == len(micro_batches)
             with nullcontext() if exchange else self.accelerator.no_sync(self.model):
                 new = experience.old.take_first_pass()
@@ -415,9 +422,9 @@ class Learner(ABC):
                     new.all_logprobs, self.pass_size.rows_without_gradient(rows.window)
                 )
                 terms = self.loss_terms(new, entropies, rows, sizes)
-                # Not `accelerator.backward`, whose number of mini-batches is that of the Accelerator made last.
+                # `accelerator.backward` would divide by the accumulation steps of the most recent Accelerator.
                 (terms.loss / self.ppo.gradient_accumulation_steps).backward()
-            del new  # before the next micro-batch needs its memory
+            del new  # frees its memory for the next micro-batch
             sums = sums + terms.vector()
         return LossTerms(*(distributed.all_reduce_sum(sums) / distributed.world_size()))
 
@@ -425,10 +432,10 @@ class Learner(ABC):
         return step.largest_ratio > self.ppo.ratio_threshold
 
     def _optimizer_step(self, step: Step) -> None:
-        """Moves the weights by the gradient that they have."""
+        """Applies the accumulated gradient to the weights."""
         if self._is_dropped(step):
-            # Zero gradient; Adam's momentum still moves the weights. TRL does the same, but for the
-            # gradient of that mini-batch alone where several make a step.
+            # The gradient is zeroed; Adam's momentum still moves the weights. TRL zeroes only the mini-batch
+            # in question when a step accumulates several.
             torch._foreach_zero_([p.grad for p in self.model_params if p.grad is not None])
         if self.ppo.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model_params, self.ppo.max_grad_norm)
@@ -444,7 +451,7 @@ class Learner(ABC):
         steps: Sequence[Step],
         engine: EngineSamples | None,
     ) -> list[UpdateStats]:
-        """The statistics of each rollout, over all processes."""
+        """Returns each rollout's statistics, over all processes."""
         old = experience.old
         mask = experience.mask
         returns = experience.targets.returns
@@ -479,8 +486,9 @@ class Learner(ABC):
         ]
 
     def _update_kl_coef(self, stats: Sequence[UpdateStats]) -> None:
-        """The coefficient follows the reported KL, on average over the rollouts. It moves alike in each update, however
-        many roles the agent had and branches followed it.
+        """Moves the coefficient by the reported KL, averaged over the rollouts.
+
+        An update counts as one batch, however many roles the agent has and branches follow it.
         """
         kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
         if math.isfinite(kl):
@@ -489,13 +497,13 @@ class Learner(ABC):
     # State
 
     def restart(self) -> None:
-        """Resets the optimizer's state, the KL coefficient and the reward moments, as a new trainer would."""
+        """Resets optimizer state, KL coefficient and reward moments to their initial values."""
         self.optimizer.state.clear()
         self.kl_controller.value = self.ppo.init_kl_coef
         self.reward_moments = RewardMoments()
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Trained weights and the optimizer's state; the KL coefficient and reward moments as json."""
+        """Returns trained weights and optimizer state as tensors; KL coefficient and reward moments as JSON."""
         numbers = {
             "kl_coef": self.kl_controller.value,
             "moments": asdict(self.reward_moments),
@@ -503,20 +511,23 @@ class Learner(ABC):
         return tensors_of(self._trained(), self.optimizer), numbers
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Loads what `save_state` returned. If a weight is missing or misfits, raises a ValueError, nothing changed."""
+        """Restores the result of `save_state`.
+
+        Raises a ValueError, and changes nothing, if a weight is missing or does not fit.
+        """
         load_tensors(tensors, self._trained(), self.optimizer)
         self.kl_controller.value = float(numbers["kl_coef"])
         self.reward_moments = RewardMoments(**numbers["moments"])
 
     def _trained(self) -> dict[str, torch.nn.Parameter]:
-        """The trained parameters by name, in the optimizer's order."""
+        """Returns the trained parameters by name, in the optimizer's order."""
         model = self.accelerator.unwrap_model(self.model)
         names = {parameter: name for name, parameter in model.named_parameters()}
         return {names[parameter]: parameter for parameter in self.model_params}
 
 
 def make_optimizer(model: torch.nn.Module, learning_rate: float) -> torch.optim.Adam:
-    """Adam on the trained parameters; fused: one kernel instead of one for each operation."""
+    """Returns a fused Adam (one kernel for all operations) on the trained parameters."""
     trained = [p for p in model.parameters() if p.requires_grad]
     return torch.optim.Adam(trained, lr=learning_rate, fused=True)
 
@@ -526,23 +537,23 @@ def _check_finite(step: Step, rollouts: Sequence[Rollout]) -> None:
     if math.isfinite(step.gradient_norm + step.sum_of_terms):
         return
     roles = " and ".join(rollout.role for rollout in rollouts)
-    what = "gradient" if math.isfinite(step.sum_of_terms) else "loss"
-    raise NotFinite(f"{rollouts[0].agent} as {roles}: the {what} is not finite")
+    quantity = "gradient" if math.isfinite(step.sum_of_terms) else "loss"
+    raise NotFinite(f"{rollouts[0].agent} as {roles}: the {quantity} is not finite")
 
 
 def _even_parts(indices: list[int], parts: int) -> list[list[int]]:
-    """Splits the indices, in their order, into parts whose lengths differ by at most 1.
+    """Splits the indices, in order, into parts whose lengths differ by at most 1.
 
-    They are equally long where there are `batch_size` rows. Other numbers come from branches.
+    The parts of `batch_size` rows are equally long; only branches give other numbers of rows.
     """
     bounds = [len(indices) * part // parts for part in range(parts + 1)]
     return [indices[start:end] for start, end in itertools.pairwise(bounds)]
 
 
 def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
-    """A weight for each row, 1 on average, by which rollouts of different sizes count alike; of equal sizes all are 1.
+    """Returns row weights (mean 1) that give every rollout the same total weight.
 
-    A pioneer's response stands for as many chains as branch after it.
+    They are all 1 if rollouts have equal sizes. With branches, a pioneer's response stands for several chains.
     """
     sizes = torch.tensor([len(rollout.completions) for rollout in rollouts])
     weights = sizes.sum() / (len(sizes) * sizes)
@@ -552,10 +563,9 @@ def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
 def _rollout_means(
     old: OldPolicy, mask: Tensor, rollouts: Sequence[Rollout]
 ) -> list[tuple[float, float]]:
-    """Of each rollout, over the rows of all processes: the mean KL of a response to the reference, and its mean
-    length in tokens.
+    """Returns each rollout's mean KL per response and mean response length in tokens, over all processes.
 
-    Both are of the policy that sampled: before the first optimizer step.
+    The KL is measured under the sampling policy, before the first optimizer step.
     """
     sizes = [len(rollout.completions) for rollout in rollouts]
     kls = [kl.sum() for kl in (old.kl * mask).split(sizes)]

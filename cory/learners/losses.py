@@ -1,4 +1,4 @@
-"""The learners' arithmetic on (batch, R) tensors of a response window: log-probabilities, KL, advantages, losses."""
+"""Functions of (batch, R) tensors over the response window: log-probabilities, token rewards, advantages, losses."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,25 +10,24 @@ from cory.parallel import distributed
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-softmax and the log-probabilities of the chosen tokens, in one array of the vocabulary's
-    size.
+    """Log-softmax and the log-probabilities of the chosen tokens, with one array of vocabulary size.
 
     `apply(logits (..., V), ids (...), temperature)` returns `logprobs (...)`, which carry the
-    gradient, and `all_logprobs (..., V)` for entropy and KL, which do not; both of the distribution
-    from which tokens are drawn at that temperature. Autograd's own backward pass would make two more
-    arrays of that size; it takes no longer.
+    gradient, and `all_logprobs (..., V)`, which do not and serve entropy and KL. Both describe the
+    distribution that is sampled at this temperature. Autograd's own backward pass would allocate
+    two more arrays of vocabulary size and be no faster.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        """See the class."""
+        """See the class docstring."""
         if temperature != 1.0:
             logits = logits / temperature
         all_logprobs = logits.log_softmax(-1)
         ctx.temperature = temperature
         ctx.save_for_backward(all_logprobs, ids)
         ctx.mark_non_differentiable(all_logprobs)
-        ctx.set_materialize_grads(False)  # no array of zeros for it
+        ctx.set_materialize_grads(False)  # else autograd allocates zeros for `all_logprobs`
         return all_logprobs.gather(-1, ids[..., None]).squeeze(-1), all_logprobs
 
     @staticmethod
@@ -43,7 +42,11 @@ class TokenLogprobs(torch.autograd.Function):
 
 @torch.no_grad()
 def entropy(logprobs: Tensor, rows: int) -> Tensor:
-    """Entropy in nats at every position: (batch, R, vocabulary) to (batch, R), `rows` of the batch at a time."""
+    """Returns the entropy in nats at every position, (batch, R), computed `rows` rows at a time.
+
+    Args:
+        logprobs: log-probabilities (batch, R, vocabulary).
+    """
     return torch.cat([-part.exp().mul_(part).sum(-1) for part in logprobs.split(rows)])
 
 
@@ -51,8 +54,9 @@ def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> 
     """Eq. 2: `-eta * KL` at every response token, plus the training reward at the last one.
 
     Args:
-        rewards: (batch,) training rewards.
-        kl, mask: (batch, R), the KL of each response token, and 1 where there is one.
+        rewards: training rewards (batch,).
+        kl: KL of each response token (batch, R).
+        mask: 1 at response tokens (batch, R).
         kl_coef: eta.
 
     Returns (batch, R) rewards.
@@ -63,7 +67,7 @@ def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> 
 
 
 def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased variance (0 of one) of the (batch, R) values that the mask keeps, over all processes."""
+    """Returns mean and unbiased variance (0 for a single value) over the mask and all processes; inputs (batch, R)."""
     total, count = distributed.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
     mean = total / count
     return mean, distributed.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1).clamp(
@@ -72,13 +76,13 @@ def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def all_alike(rewards: Tensor) -> bool:
-    """Whether (batch,) rewards are equal, over all processes."""
+    """Whether rewards (batch,) are equal over all processes."""
     largest = distributed.all_reduce_max(rewards.max().item())
     return largest == -distributed.all_reduce_max(-rewards.min().item())
 
 
 def whiten(x: Tensor, mask: Tensor) -> Tensor:
-    """Shifts and scales the (batch, R) values that the mask keeps to mean 0 and variance 1."""
+    """Shifts and scales values (batch, R) to mean 0 and variance 1 over the mask."""
     mean, variance = mean_and_variance(x, mask)
     return (x - mean) * torch.rsqrt(variance + 1e-8)
 
@@ -91,13 +95,12 @@ def gae(
     lam: float,
     scores_alike: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """GAE (Eq. 12), whitened over the response tokens of all processes together; TRL whitens within
-    each process.
+    """GAE (Eq. 12), whitened over the response tokens of all processes; TRL whitens within each process.
 
-    `scores_alike`: all responses earn the same, so that token rewards differ by the KL alone. Advantages are then
-    centred but not scaled: that would blow up the noise of a small KL to the size of a reward.
+    If all responses have the same training reward (`scores_alike`), token rewards differ only by the KL. Advantages are
+    then centred but not scaled: scaling would blow up the noise of a small KL to the size of a reward.
 
-    Returns advantages and returns; all tensors, given or returned, are (batch, R).
+    Returns advantages and returns. All tensors are (batch, R).
     """
     values = values * mask
     rewards = rewards * mask
@@ -117,10 +120,10 @@ def gae(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """`1 - Var(R - V) / Var(R)` over the response tokens of all processes; all tensors (batch, R).
+    """`1 - Var(R - V) / Var(R)` over the response tokens of all processes; all tensors are (batch, R).
 
-    1: the critic foretells the returns. 0: no better than their mean. NaN where the returns do not
-    vary.
+    1 means that the critic predicts the returns exactly, 0 that it is no better than their mean. NaN
+    if the returns do not vary.
     """
     _, variance = mean_and_variance(returns, mask)
     _, unexplained = mean_and_variance(returns - values, mask)
@@ -128,12 +131,11 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
 
 class LossTerms(NamedTuple):
-    """What is minimized, and the statistics beside it: scalar tensors, sums over response tokens or
-    some rows' part of the means over those of a mini-batch.
+    """The loss and its statistics as scalar tensors.
 
-    `loss` is the one that is minimized, and carries the gradient. The others: docs/metrics.md;
-    `policy_loss` contains the KL where that is in the loss, `ratio` is the probability ratio,
-    `value_loss` PPO's alone.
+    They are sums over response tokens, or some rows' contribution to a mini-batch's means. `loss` is minimized and
+    carries the gradient; docs/metrics.md defines the statistics. `policy_loss` includes the KL if the KL is in the
+    loss, `ratio` is the probability ratio, and only PPO has a `value_loss`.
     """
 
     loss: Tensor
@@ -144,20 +146,20 @@ class LossTerms(NamedTuple):
     value_loss: Tensor | None = None
 
     def vector(self) -> Tensor:
-        """The terms that there are, as one tensor without gradient. `LossTerms(*vector)` names them
-        again: the only one that may be missing, `value_loss`, is the last.
+        """Stacks the terms into one tensor without gradient. `LossTerms(*vector)` restores the names,
+        as the only term that may be missing, `value_loss`, is the last.
         """
         return torch.stack([term.detach() for term in self if term is not None])
 
     def over(self, count: Tensor) -> "LossTerms":
-        """Each term, divided."""
+        """Divides each term by `count`."""
         return LossTerms._make(None if term is None else term / count for term in self)
 
 
 def clipped_losses(
     ratio: Tensor, advantages: Tensor, cliprange: float, cliprange_high: float | None
 ) -> tuple[Tensor, Tensor]:
-    """`-min(ratio * A, clip(ratio) * A)` (Eq. 11), and whether the clipped one is taken.
+    """`-min(ratio * A, clip(ratio) * A)` (Eq. 11), and whether the minimum is the clipped term.
 
     The ratio is clipped to `1 - cliprange` and `1 + cliprange_high` (None: `cliprange`).
     """
@@ -186,14 +188,14 @@ def ppo_losses(
     """TRL's clipped losses (Eq. 11, 13), summed over response tokens.
 
     Args:
-        logprobs, values, entropies: of the policy being trained; all tensors but the weights are (batch, R).
-        old_logprobs, old_values: of the policy that sampled.
+        logprobs, values, entropies: outputs of the policy being trained; all tensors but `weights` are (batch, R).
+        old_logprobs, old_values: outputs of the policy that sampled.
         advantages, returns: see `gae`.
-        mask: 1 where there is a response token.
-        weights: (batch,), of each row in both losses.
-        cliprange, cliprange_value: of the probability ratio and of the values.
+        mask: 1 at response tokens.
+        weights: weight (batch,) of each row in both losses.
+        cliprange, cliprange_value: clip ranges of the probability ratio and the values.
         vf_coef: weight of the value loss.
-        cliprange_high: of a ratio above 1; None: `cliprange`.
+        cliprange_high: clip range of ratios above 1; None: `cliprange`.
     """
     ratio = ((logprobs - old_logprobs) * mask).exp()  # 1 at padding, where it could overflow
     policy_losses, is_clipped = clipped_losses(ratio, advantages, cliprange, cliprange_high)
@@ -217,5 +219,5 @@ def ppo_losses(
 
 
 def total(x: Tensor, mask: Tensor) -> Tensor:
-    """The sum over response tokens; a column holds for all tokens of its row."""
+    """Sums `x`, (rows, R) or (rows, 1), over response tokens."""
     return (x * mask).sum()

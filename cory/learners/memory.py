@@ -1,4 +1,4 @@
-"""Memory of a pass: how many rows it reads at a time, fewer where memory runs out, and what it recomputes."""
+"""Memory use of a pass: rows per pass, retries with fewer rows, and gradient checkpointing."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -21,19 +21,20 @@ from cory.parallel.devices import is_out_of_memory
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The largest array (rows, R, vocabulary) of a pass, in elements: 1 GiB of float32 on a CPU, 4 GiB on
-# a GPU. A pass needs several at a time: logits, log-probabilities, gradients.
+# Limit for an array (rows, R, vocabulary) of a pass, in elements: 1 GiB of float32 on a CPU, 4 GiB on
+# a GPU. A pass holds several at once: logits, log-probabilities, gradients.
 LARGEST = {"cpu": 2**28, "cuda": 2**30}
-# The same where fewer rows cost little: passes of the reference, KL and entropy.
+# A lower limit where small passes cost little time: reference, KL and entropy.
 LARGEST_WITHOUT_GRADIENT = {"cpu": 2**24, "cuda": 2**28}
 
 
 def rows_within(
     largest: Mapping[str, int], device: torch.device, model: LanguageModel, positions: int
 ) -> int:
-    """The most rows, but at least one, whose array (rows, positions, vocabulary) is within a limit.
+    """Returns how many rows, at least one, keep an array (rows, positions, vocabulary) within a limit.
 
-    `largest`: elements by type of device, `LARGEST` or `LARGEST_WITHOUT_GRADIENT`.
+    Args:
+        largest: the limit in elements by device type, `LARGEST` or `LARGEST_WITHOUT_GRADIENT`.
     """
     vocabulary = model.config.get_text_config().vocab_size
     elements = largest.get(device.type, largest["cpu"])
@@ -41,7 +42,7 @@ def rows_within(
 
 
 class PassSize:
-    """Rows of a pass.
+    """The number of rows per pass.
 
     Args:
         policy: the causal language model, on `device`.
@@ -49,7 +50,7 @@ class PassSize:
         device: where the passes run.
 
     Attributes:
-        micro_batch: rows of a pass with gradient, at most this process's share of a mini-batch.
+        micro_batch: rows per pass with gradient, at most this process's share of a mini-batch.
     """
 
     def __init__(self, policy: LanguageModel, config: Config, device: torch.device) -> None:
@@ -62,19 +63,19 @@ class PassSize:
         self.micro_batch = min(config.ppo.mini_batch_size // distributed.world_size(), rows)
 
     def rows_without_gradient(self, window: Window) -> int:
-        """The most rows of a pass without gradient: of a micro-batch, those whose log-probabilities
-        (rows, R, vocabulary) are within `LARGEST_WITHOUT_GRADIENT`.
+        """Returns the rows per pass without gradient: at most a micro-batch, and few enough that their
+        log-probabilities (rows, R, vocabulary) fit in `LARGEST_WITHOUT_GRADIENT`.
         """
         longest = max(window.response_lengths)
         rows = rows_within(LARGEST_WITHOUT_GRADIENT, self.device, self.policy, longest)
         return min(self.micro_batch, rows)
 
     def retrying(self, compute: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Runs `compute`; with `ppo.micro_batch: auto`, halves the rows and repeats if memory runs out.
+        """Runs `compute`; with `ppo.micro_batch: auto`, halves the rows and retries if memory runs out.
 
-        Raises a UserError if it runs out with a single row.
+        Raises a UserError if a single row does not fit.
         """
-        # Other processes would wait in vain.
+        # With several ranks, the others would wait forever for a rank that retries.
         is_fixed = self.config.ppo.micro_batch != "auto" or distributed.world_size() > 1
         while True:
             try:
@@ -82,7 +83,7 @@ class PassSize:
             except RuntimeError as error:
                 if is_fixed or not is_out_of_memory(error):
                     raise
-                # The frames of its traceback hold what the pass has computed.
+                # The traceback's frames keep the pass's tensors alive.
                 failure = error.with_traceback(None)
             clear_device_cache(garbage_collection=True)
             self._halve(failure)
@@ -104,11 +105,11 @@ class PassSize:
 
 
 def recompute_in_eval(model: nn.Module) -> list[nn.Module]:
-    """Makes the layers with gradient checkpointing compute and recompute in `eval()`; returns them.
+    """Makes layers with gradient checkpointing compute and recompute in `eval()`; returns these layers.
 
-    Transformers recomputes a layer in training mode only, in which some layers drop out by themselves
-    (OPT, Falcon, XGLM: `dropout(..., training=self.training)`). None has gradient checkpointing where
-    it is off. Raises a UserError if the model has it in code of its own.
+    Transformers recomputes only layers in training mode. Some layers then apply dropout themselves (OPT, Falcon, XGLM:
+    `dropout(..., training=self.training)`). The result is empty if gradient checkpointing is off. Raises a UserError
+    if the model implements gradient checkpointing in its own code.
     """
     modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     layers = [m for m in modules if isinstance(m, GradientCheckpointingLayer)]
@@ -123,7 +124,7 @@ def recompute_in_eval(model: nn.Module) -> list[nn.Module]:
 
 
 def _checkpoint(layer: nn.Module, forward: Callable[..., Any], *args: Any) -> Any:
-    """`forward(*args)` of a layer in training mode, computed and recomputed in `eval()`."""
+    """Computes and recomputes `forward(*args)` in `eval()`, for a layer in training mode."""
 
     def in_eval(*args: Any) -> Any:
         layer.training = False

@@ -1,9 +1,9 @@
 """One agent's PPO: a `trl.PPOTrainer` (0.11.4), updated in the response window.
 
-`update()` computes what `trl.PPOTrainer.step()` does (tests compare the two). docs/paper.md lists
-where it differs on purpose.
+`update()` computes the same as `trl.PPOTrainer.step()` (tests compare the two). docs/paper.md lists
+the intended differences.
 
-Only this file knows TRL.
+Only this file uses TRL.
 """
 
 import warnings
@@ -36,34 +36,33 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
 
     def __init__(self, pretrained_model: LanguageModel) -> None:
         if not any(hasattr(pretrained_model, name) for name in self.lm_head_namings):
-            came = f"a model of type {pretrained_model.config.model_type}"
+            got = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(
-                f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {came}"
+                f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {got}"
             )
         sizes = ("hidden_size", "word_embed_proj_dim")
         if not any(hasattr(pretrained_model.config, name) for name in sizes):
-            came = f"a model of type {pretrained_model.config.model_type}"
+            got = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(
                 f"model.name: expected a model whose configuration has one of {sizes}, which TRL's value head reads, "
-                f"got {came}. The other algorithms need no value head"
+                f"got {got}. The other algorithms need no value head"
             )
         super().__init__(pretrained_model)
-        # TRL's own loading sets it, which we do without.
+        # TRL sets this in its own loading code, which is not used here.
         self.is_peft_model = isinstance(pretrained_model, PeftModel)
 
     def forward(self, *inputs: Any) -> tuple[Tensor, Tensor]:
-        """Logits (rows, R, vocabulary) and values (rows, R), float32. `inputs`: those of `PassInputs`."""
+        """Returns float32 logits (rows, R, vocabulary) and values (rows, R); takes the fields of `PassInputs`."""
         logits, hidden = window.forward(self.pretrained_model, *inputs)
         values = self.v_head(hidden).squeeze(-1).float()  # Eq. 10
         return logits.float(), values
 
 
 class PPOLearner(Learner):
-    """PPO (Eq. 10 to 13). Holds a `trl.PPOTrainer`, whose model, optimizer, accelerator and KL
-    controller it uses.
+    """PPO (Eq. 10 to 13), with the model, optimizer, accelerator and KL controller of a `trl.PPOTrainer`.
 
     Args:
-        wrapped: the policy on its device, with a value head.
+        wrapped: the policy with a value head, on its device.
         reference, tokenizer, config, device: see `Learner`.
     """
 
@@ -93,7 +92,7 @@ class PPOLearner(Learner):
     def targets(
         self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
-        """GAE on token rewards, whitened within each role: what one role earns more than another is no advantage."""
+        """GAE on token rewards, whitened within each role, as a role's higher rewards are not an advantage."""
         kl_coef = self.kl_controller.value
         token_rewards = losses.token_rewards(rewards, old.kl, mask, kl_coef)  # Eq. 2
         advantages, returns = [], []
@@ -120,7 +119,7 @@ class PPOLearner(Learner):
         rows: Experience,
         sizes: BatchSizes,
     ) -> LossTerms:
-        """The clipped losses of policy and values (Eq. 11, 13), whose means are over response tokens."""
+        """The clipped losses of policy and values (Eq. 11, 13), averaged over response tokens."""
         old = rows.old
         targets = rows.targets
         assert new.values is not None and targets.returns is not None
@@ -143,7 +142,7 @@ class PPOLearner(Learner):
 
 
 # Settings that TRL does not have.
-OURS = ("micro_batch", "warmup_iterations", "value_head_init", "cliprange_high")
+NOT_IN_TRL = ("micro_batch", "warmup_iterations", "value_head_init", "cliprange_high")
 # Settings that TRL names differently.
 TRL_NAMES = {
     "adaptive_kl": "adap_kl_ctrl",
@@ -155,9 +154,11 @@ TRL_NAMES = {
 
 
 def trl_config(ppo: PPOConfig) -> trl.PPOConfig:
-    """The settings under TRL's names; batches are one process's share."""
+    """Returns the settings under TRL's names; batch sizes count one process."""
     settings = {
-        TRL_NAMES.get(name, name): value for name, value in asdict(ppo).items() if name not in OURS
+        TRL_NAMES.get(name, name): value
+        for name, value in asdict(ppo).items()
+        if name not in NOT_IN_TRL
     }
     for name in ("batch_size", "mini_batch_size"):
         settings[name] //= distributed.world_size()
@@ -165,22 +166,20 @@ def trl_config(ppo: PPOConfig) -> trl.PPOConfig:
         warnings.filterwarnings(
             "ignore", message="`PPOConfig` is deprecated", category=FutureWarning
         )
-        # TRL would move every policy to the process's device. Agents may have others.
+        # TRL would move every policy to the process's device; agents may use other devices.
         return trl.PPOConfig(accelerator_kwargs={"device_placement": False}, **settings)
 
 
 def make_trainer(
     wrapped: PolicyWithValueHead, tokenizer: PreTrainedTokenizerBase, config: Config
 ) -> trl.PPOTrainer:
-    """TRL's trainer of a policy in its wrapper on its device, with our optimizer and without its own
-    reference."""
+    """Returns TRL's trainer for a wrapped policy, with our optimizer and without TRL's reference model."""
     with (
         warnings.catch_warnings(),
-        # TRL reseeds everything here, so that making an agent would restart every random stream of
-        # the run.
+        # TRL reseeds the global generators here, which would restart the run's random streams.
         patch.object(trl_ppo, "set_seed", lambda seed: None),
-        # It would also copy the policy as the reference, and wrap it to exchange gradients that it
-        # does not have.
+        # TRL would also copy the policy as its reference, and prepare the copy for exchanging
+        # gradients, though it has none.
         patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
     ):
         for message in (

@@ -1,4 +1,4 @@
-"""The data of an update, as typed records: what its passes give, what the loss needs, what it reports.
+"""Typed records of an update: outputs of its passes, targets of its loss, and its statistics.
 
 R is the longest response of the rows, in tokens. Shapes are (rows, R) unless stated.
 """
@@ -16,9 +16,12 @@ from cory.parallel.devices import to_device
 
 
 class ForwardPass(NamedTuple):
-    """What a forward pass gives for its rows, at their response positions.
+    """Outputs of a forward pass at the response positions.
 
-    logprobs: of the response tokens. values: PPO only. all_logprobs: (rows, R, vocabulary).
+    Args:
+        logprobs: log-probabilities of the response tokens.
+        values: value predictions; PPO only.
+        all_logprobs: log-probabilities (rows, R, vocabulary) of all tokens.
     """
 
     logprobs: Tensor
@@ -27,7 +30,7 @@ class ForwardPass(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """Over which a loss is averaged: response tokens, a scalar tensor, and responses."""
+    """The number of response tokens (a scalar tensor) and of responses, over which a loss is averaged."""
 
     tokens: Tensor
     responses: int
@@ -37,8 +40,8 @@ class BatchSizes(NamedTuple):
 class OldPolicy:
     """Rows under the policy that sampled them.
 
-    `kl` is that of each response token to the reference. `first_pass`: the pass with its graph that
-    gave these numbers, where it is also the one of the first optimizer step.
+    `kl` is each response token's KL to the reference. `first_pass` is the pass that gave these numbers, with its graph,
+    if the first optimizer step can reuse it.
     """
 
     logprobs: Tensor
@@ -49,15 +52,15 @@ class OldPolicy:
 
     @classmethod
     def zeros(cls, window: Window) -> "OldPolicy":
-        """Zeros, to be filled in."""
+        """Returns zeros, to be filled in."""
         logprobs, ref_logprobs, values, kl = torch.zeros(
             4, *window.response_mask.shape, device=window.input_ids.device
         )
         return cls(logprobs, ref_logprobs, values, kl)
 
     def take_first_pass(self) -> ForwardPass | None:
-        """The first pass, once: its graph serves once, and a second try after memory ran out needs
-        its memory.
+        """Returns the first pass and drops it: its graph serves once, and a retry after running out of
+        memory needs the memory it holds.
         """
         first_pass, self.first_pass = self.first_pass, None
         return first_pass
@@ -65,9 +68,9 @@ class OldPolicy:
 
 @dataclass
 class Targets:
-    """What the loss makes of the rewards: advantages, and for PPO the returns that values are fitted to.
+    """The loss's targets: advantages, and for PPO the returns that values are fitted to.
 
-    `frac_reward_zero_std`: of each rollout, where responses are compared in groups.
+    `frac_reward_zero_std` has an entry per rollout if responses are compared in groups.
     """
 
     advantages: Tensor
@@ -77,9 +80,9 @@ class Targets:
 
 @dataclass
 class Experience:
-    """The rows of all rollouts of an update, one rollout after the other; or some of them.
+    """All rows of an update, one rollout after the other, or a selection of them.
 
-    `weights`: (rows,), of each row's part of the loss; 0 leaves it out.
+    `weights`, (rows,), are the rows' weights in the loss; 0 leaves a row out.
     """
 
     window: Window
@@ -89,11 +92,11 @@ class Experience:
 
     @property
     def mask(self) -> Tensor:
-        """1 where there is a response token."""
+        """1 at response tokens."""
         return self.window.response_mask
 
     def select(self, indices: Sequence[int]) -> "Experience":
-        """The rows of these indices, in that order, without padding that all of them share."""
+        """Returns the rows at `indices`, in that order, without the padding that all of them share."""
         window = self.window.select(indices)
         rows = to_device(torch.tensor(indices), self.weights.device)
         tokens = (rows, slice(window.response_ids.shape[1]))
@@ -116,24 +119,21 @@ class Experience:
 
 
 class Step(NamedTuple):
-    """What the backward passes of one optimizer step have given, over all processes."""
+    """Results of one optimizer step's backward passes, over all processes."""
 
-    terms: list[LossTerms]  # of each mini-batch
+    terms: list[LossTerms]  # one per mini-batch
     gradient_norm: float
-    sum_of_terms: float  # finite if all terms are
-    largest_ratio: float  # mean probability ratio, of the mini-batch in which it is largest
+    sum_of_terms: float  # finite if all terms are finite
+    largest_ratio: float  # the largest mean probability ratio of any mini-batch
 
 
 @dataclass(kw_only=True)
 class UpdateStats:
-    """Statistics of one rollout's part in an update; names and formulas are those of
-    docs/metrics.md.
+    """Statistics of one rollout in an update; docs/metrics.md has the formulas.
 
-    `kl`, `response_tokens` and `frac_reward_zero_std` are the rollout's own: the means over its rows
-    of a response's summed KL and of its length, under the policy that sampled, before the first
-    optimizer step, and the share of its groups with equal rewards. The others are of the whole
-    update, the same for all its rollouts; a frozen agent has none of them but `dropped_steps`, which
-    is 0.
+    `kl`, `response_tokens` and `frac_reward_zero_std` describe the rollout itself: the mean KL and length of its
+    responses under the policy that sampled them, and the share of its groups with equal rewards. All others describe
+    the whole update and are equal for all its rollouts; for a frozen agent they are None, and `dropped_steps` is 0.
     """
 
     kl: float
@@ -146,12 +146,12 @@ class UpdateStats:
     gradient_norm: float | None = None
     dropped_steps: int = 0
     response_tokens: float
-    engine_difference: float | None = None  # this and the next two where an engine has sampled
+    engine_difference: float | None = None  # this and the next two: only if an engine sampled
     engine_ratio: float | None = None
     engine_capped: float | None = None
-    frac_reward_zero_std: float | None = None  # where responses are compared in groups
+    frac_reward_zero_std: float | None = None  # only if responses are compared in groups
 
     def metrics(self) -> dict[str, float]:
-        """The statistics by name, without those that this update does not have."""
+        """Returns the statistics by name, leaving out the missing ones."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: float(value) for name, value in values.items() if value is not None}

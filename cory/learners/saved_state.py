@@ -1,4 +1,4 @@
-"""Weights and optimizer state as tensors of a checkpoint."""
+"""Converts trained weights and optimizer state to a checkpoint's tensors and back."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from cory.parallel.sharding import part_like
 
 
 def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Tensor]:
-    """The trained weights, by name, and the optimizer's state of each."""
+    """Returns trained weights and their optimizer state as named tensors."""
     tensors = {}
     for name, parameter in trained.items():
         tensors[f"weights/{name}"] = parameter.detach().contiguous()
@@ -22,7 +22,10 @@ def tensors_of(trained: Mapping[str, Parameter], optimizer: Any) -> dict[str, Te
 def load_tensors(
     tensors: Mapping[str, Tensor], trained: Mapping[str, Parameter], optimizer: Any
 ) -> None:
-    """Loads what `tensors_of` returned. If a weight is missing or misfits, raises a ValueError, nothing changed."""
+    """Restores the result of `tensors_of`.
+
+    Raises a ValueError, and changes nothing, if a weight is missing or does not fit.
+    """
     state_keys: dict[str, list[str]] = {name: [] for name in trained}
     for key in tensors:
         kind, name, *_ = key.split("/")
@@ -33,9 +36,9 @@ def load_tensors(
     for name, parameter in trained.items():
         saved = tensors.get(f"weights/{name}")
         if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
-            came = None if saved is None else (tuple(saved.shape), saved.dtype)
+            got = None if saved is None else (tuple(saved.shape), saved.dtype)
             raise ValueError(
-                f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {came}"
+                f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {got}"
             )
     optimizer.state.clear()
     for name, parameter in trained.items():

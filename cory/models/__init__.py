@@ -1,8 +1,7 @@
-"""How an LLM is loaded, shared and sampled.
+"""Loading, sharing and sampling of language models.
 
-PEFT imports bitsandbytes if it is installed, which takes seconds and prints to stderr; only 4 bit
-models need it. So PEFT is imported here with bitsandbytes hidden; `load.quantization` reverts
-that.
+PEFT imports bitsandbytes if it is installed, which takes seconds and prints to stderr, though only 4-bit models need
+it. PEFT is therefore imported here with bitsandbytes hidden; `load.quantization` reverts that.
 """
 
 import sys
@@ -13,7 +12,7 @@ if _hidden:
 
 from peft import import_utils  # noqa: E402
 
-# PEFT remembers what they say.
+# PEFT caches the results of these functions.
 AVAILABLE = (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available)
 for _available in AVAILABLE:
     _available()

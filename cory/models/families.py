@@ -1,9 +1,7 @@
-"""Whether a model can be sampled and trained: do padding and its cache leave its log-probabilities
-as they are?
+"""Checks that padding and the cache do not change a model's log-probabilities.
 
-Responses are sampled, and passes are made, in padded batches. A model that reads padding as text,
-or a cache that is handed over wrongly, gives log-probabilities of another text, and nothing would
-say so.
+Sampling and training use padded batches. A model that reads padding as text, or a cache that is passed on wrongly,
+silently gives the log-probabilities of another text.
 """
 
 from collections.abc import Sequence
@@ -21,16 +19,14 @@ from cory.models.text import pad_token
 from cory.parallel.sharding import device_of
 from cory.streams import Purpose, Stream
 
-# Families with attention alone. tests/models/test_families.py compares them with the plain pass,
-# so no run has to.
+# Families that use only attention. tests/models/test_families.py compares them with a plain pass, so runs need not.
 TESTED = (
     "bloom", "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "mixtral",
     "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
 )  # fmt: skip
 PROMPTS, RESPONSES = (2, 5, 9), (5, 3, 7)  # tokens
-# What padding may change, as a share of what a text's first token changes. Measured with tiny
-# models: rounding to bfloat16 gives up to 0.07; models that read padding, or lose their cache, 0.2
-# to 760.
+# Largest change due to padding, relative to the change from leaving out a text's first token. In tiny models, rounding
+# to bfloat16 gives up to 0.07; reading padding, or losing the cache, gives 0.2 to 760.
 LIMIT = 0.1
 
 
@@ -38,18 +34,17 @@ LIMIT = 0.1
 def check_model(
     model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, samples: bool = True
 ) -> None:
-    """Compares a small padded batch, and a few sampled tokens, with passes over each text alone.
+    """Compares a small padded batch, and a few sampled tokens, with passes over single texts.
 
-    A family that the tests cover is not compared, in transformers' own code. The model must be in `eval()`.
+    Families in `TESTED` are skipped if they use transformers' own code. The model must be in `eval()`.
 
     Args:
         samples: whether the model samples itself; False if an engine does.
 
-    Raises a UserError that names the model's type if the log-probabilities differ by more than
-    rounding.
+    Raises a UserError that names the model's type if log-probabilities differ by more than rounding.
     """
-    own_code = type(model.config).__module__.startswith("transformers.models.")
-    if own_code and model.config.model_type in TESTED:
+    is_in_transformers = type(model.config).__module__.startswith("transformers.models.")
+    if is_in_transformers and model.config.model_type in TESTED:
         return
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.arange(sum(PROMPTS + RESPONSES)) * 37 % (vocabulary - 5) + 5
@@ -59,7 +54,7 @@ def check_model(
     logits = response_logits(model, queries, responses, pad_token(tokenizer))
     _compare(model, "a padded batch gives it", logits, queries, responses)
     if samples:
-        queries = [*queries, queries[0]]  # as where several responses to a query are sampled
+        queries = [*queries, queries[0]]  # a repeated query, as with several responses per query
         generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch()
         sampled = sample(
             model,
@@ -70,20 +65,21 @@ def check_model(
             ends=(),
             keep_logits=True,
         )
-        seen = [torch.stack(row) for row in sampled.logits]
-        _compare(model, "sampling in a padded batch sees", seen, queries, sampled.responses)
+        logits_seen = [torch.stack(row) for row in sampled.logits]
+        _compare(model, "sampling in a padded batch sees", logits_seen, queries, sampled.responses)
 
 
 def _compare(
     model: PreTrainedModel,
-    what: str,
+    case: str,
     logits: Sequence[Tensor] | Tensor,
     queries: Sequence[Tensor],
     responses: Sequence[Tensor],
 ) -> None:
-    """Raises a UserError if the responses' `logits` are not those of their texts read alone.
+    """Raises a UserError if the responses' logits differ from those of a pass over each text alone.
 
-    `logits`: of each response, (T, vocabulary), with T at least its tokens.
+    Args:
+        logits: logits (T, vocabulary) of each response, with T at least its length.
     """
     differences, scales = [], []
     for row, query, response in zip(logits, queries, responses, strict=True):
@@ -95,15 +91,15 @@ def _compare(
         scales.append((without_first - alone).abs().mean(-1))
     difference = torch.cat(differences).mean().item()
     scale = torch.cat(scales).mean().item()
-    if not difference <= LIMIT * scale + 1e-6:  # not a number, too
+    if not difference <= LIMIT * scale + 1e-6:  # also true for NaN
         raise UserError(
             f"model.name: expected a model that padding does not change, got one of type {model.config.model_type}: "
-            f"{what} log-probabilities that are {difference:.2g} nats a token from those of the text alone (limit: a "
-            f"tenth of {scale:.2g}, by which leaving out a text's first token changes them)"
+            f"{case} log-probabilities that differ by {difference:.2g} nats a token from those of the text alone "
+            f"(limit: a tenth of {scale:.2g}, the change from leaving out a text's first token)"
         )
 
 
 def _alone(model: PreTrainedModel, text: Tensor, count: int) -> Tensor:
-    """Log-probabilities (count, vocabulary) of the last `count` tokens of a text, in one plain pass."""
+    """Returns log-probabilities (count, vocabulary) at a text's last `count` tokens, from one plain pass."""
     logits = model(input_ids=text[None, :-1].to(device_of(model)), use_cache=False).logits
     return logits[0, -count:].float().log_softmax(-1)

@@ -33,7 +33,7 @@ from cory.models import AVAILABLE
 from cory.models.families import check_model
 from cory.parallel.devices import configure
 
-# What libraries raise for a folder without a model, a damaged one, or one with pickled weights.
+# Exceptions that libraries raise if a model is missing, damaged, or saved as pickled weights.
 LOADING: tuple[type[Exception], ...] = (
     OSError,
     ValueError,
@@ -43,17 +43,20 @@ LOADING: tuple[type[Exception], ...] = (
     EOFError,
 )
 LOADING += (RuntimeError, ImportError, SafetensorError, pickle.UnpicklingError)
-HUB_TIMEOUT = 5  # seconds to wait for the Hub before saying that it cannot be reached
-NAMED = 5  # tensors that an error names; it counts the others
+HUB_TIMEOUT = 5  # seconds to wait for the Hub
+NAMED = 5  # tensors named in an error; the others are counted
 
 
-def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
-    """Where to load a model from, as from_pretrained arguments. What is in the local cache needs no Hub.
+def find(name: str, key: str, revision: str | None = None) -> dict[str, Any]:
+    """Returns from_pretrained arguments that say where to load a model from. A cached model needs no Hub.
 
     Args:
-        what: the key that named it, for the message.
+        name: Hub id or local folder.
+        key: the key that named the model, for messages.
+        revision: revision of a model on the Hub.
 
-    Raises a UserError: no such folder, a folder with a revision, or the Hub refuses or does not answer within seconds.
+    Raises a UserError if the folder does not exist, a revision is given for a folder, or the Hub refuses or does not
+    answer in time.
     """
     if Path(name).exists():
         if revision is not None:
@@ -62,40 +65,41 @@ def find(name: str, what: str, revision: str | None = None) -> dict[str, Any]:
             )
         return {"local_files_only": True}
     if is_local(name):
-        raise UserError(f"{what}: expected a Hub id or an existing local folder, got {name!r}")
+        raise UserError(f"{key}: expected a Hub id or an existing local folder, got {name!r}")
     try:
         HfApi().repo_info(name, revision=revision, timeout=HUB_TIMEOUT)
-    except Exception as error:  # as of the HTTP library underneath, which differs between versions
+    except Exception as error:  # depends on huggingface_hub's version and its HTTP library
         if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             return {"local_files_only": True, "revision": revision}
         at_revision = f" at revision {revision!r}" if revision else ""
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(
-            f"{what}: expected a local folder or a model on the Hub, got {name!r}{at_revision} ({reason})"
+            f"{key}: expected a local folder or a model on the Hub, got {name!r}{at_revision} ({reason})"
         ) from None
     return {"revision": revision}
 
 
 def load_tokenizer(
-    name: str, where: dict[str, Any], what: str = "model.name"
+    name: str, where: dict[str, Any], key: str = "model.name"
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model. One without a pad token pads with its end token: padding is masked
-    everywhere.
+    """Loads a model's tokenizer. Without a pad token it pads with its end token, as padding is masked everywhere.
 
     Args:
-        what: the key that named the model, for the message.
+        name: Hub id or local folder.
+        where: see `find`.
+        key: the key that named the model, for messages.
 
-    Raises a UserError: there is none, or it cannot be read.
+    Raises a UserError if the tokenizer is missing or unreadable.
     """
-    expected = f"{what}: expected a model with its tokenizer, got {name!r}"
+    expected = f"{key}: expected a model with its tokenizer, got {name!r}"
     try:
         tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **where)
     except LOADING as error:
         raise UserError(
             f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})"
         ) from None
-    # Where the files are missing, transformers makes up a tokenizer of special tokens alone, which
-    # encodes any text as no token at all.
+    # If the files are missing, transformers makes up a tokenizer with only special tokens, which
+    # encodes any text to nothing.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise UserError(f"{expected}, which has no tokenizer files: save the tokenizer there, too")
     if tokenizer.pad_token_id is None:
@@ -106,20 +110,19 @@ def load_tokenizer(
 def load_policy(
     model: ModelConfig, device: torch.device | None = None, merge: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The causal language model and its tokenizer, on the CPU if not quantized.
+    """Loads a causal language model and its tokenizer, on the CPU if not quantized.
 
-    A PEFT folder gives its base with the adapter merged in, so that the adapter is part of any
-    reference made of it.
+    A PEFT folder gives its base with the adapter merged, so the adapter is also part of the reference.
 
     Args:
-        device: where quantized weights are put; None: the CPU.
-        merge: False leaves the adapter unmerged, which is exact for a quantized base, where merging
-            rounds.
+        model: settings of the model.
+        device: device of quantized weights; None: the CPU.
+        merge: whether to merge an adapter. Leaving it unmerged is exact on a quantized base, where merging rounds.
 
     Raises:
-        UserError: the model or its tokenizer is missing; it is not a causal language model, lacks
-            weights, or has fewer embeddings than its tokenizer ids; an adapter lacks weights, or
-            its base is missing or does not fit it; quantization is not available.
+        UserError: the model or its tokenizer is missing; the model is no causal language model, lacks weights, or has
+            too few embeddings for its tokenizer; an adapter lacks weights, or its base is missing or does not fit;
+            quantization is not available.
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
@@ -132,26 +135,26 @@ def load_policy(
         if not merge:
             return policy, tokenizer
         merged = policy.merge_and_unload()
-        for name, weight in merged.named_parameters():  # PEFT froze those of the base
+        for name, weight in merged.named_parameters():  # PEFT has frozen the base's parameters
             weight.requires_grad_(name in trainable)
         return merged, tokenizer
     options = {"dtype": model.dtype, **quantization(model, device or torch.device("cpu"))}
     policy, tokenizer = load_model(
         AutoModelForCausalLM, "a causal language model", model.name, "model.name", options, where
     )
-    # Of an adapter on the Hub, transformers loads the base with it, and freezes it.
+    # Given an adapter on the Hub, transformers loads its base, too, and freezes it.
     if getattr(policy, "_hf_peft_config_loaded", False):
         raise UserError(
             f"model.name: expected a whole model, or the local folder of an adapter, got {model.name!r}, an adapter"
         )
     for module in list(policy.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # bitsandbytes packs 4 bit weights in eval() for a CPU kernel without a backward pass;
-            # TRL trains in eval().
+            # Policies are trained in eval(). There, bitsandbytes packs 4-bit weights for a CPU kernel
+            # without a backward pass.
             module.support_avx512bf16_for_cpu = False
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
-                # In one kernel: transformers writes GPT-2's GELU as eight, half the time of a small
+                # One kernel in place of transformers' eight, which take half the time of a small
                 # model's update.
                 setattr(module, name, GELUTanh())
     return policy, tokenizer
@@ -161,59 +164,61 @@ def load_model(
     auto_class: type[AutoModelForCausalLM | AutoModelForSequenceClassification],
     kind: str,
     name: str,
-    what: str,
+    key: str,
     options: dict[str, Any],
     where: dict[str, Any],
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model, all of whose weights were saved, and its tokenizer.
+    """Loads a model and its tokenizer, and checks that all weights were saved.
 
     Args:
-        auto_class: transformers' class that loads it, one for each kind of model.
-        kind: what it loads. what: the key that named the model. Both are for messages.
-        options: of the model's from_pretrained. where: see `find`.
+        auto_class: transformers' class for this kind of model.
+        kind: kind of model, for messages.
+        name: Hub id or local folder.
+        key: the key that named the model, for messages.
+        options: options of the model's from_pretrained.
+        where: see `find`.
 
-    Raises a UserError: it is no such model, weights are missing or of another shape, or it has no
-    tokenizer, or fewer embeddings than that has ids.
+    Raises a UserError if the model is of another kind, weights are missing or have another shape, or the tokenizer is
+    missing or has more ids than the model has embeddings.
     """
     try:
         with quiet():
             model, report = auto_class.from_pretrained(
                 name,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # refused below, with the names of the tensors
-                trust_remote_code=False,  # without it, transformers asks at the terminal
+                ignore_mismatched_sizes=True,  # refused below, with the tensors' names
+                trust_remote_code=False,  # if not given, transformers asks at the terminal
                 **options,
                 **where,
             )
     except LOADING as error:
-        raise UserError(f"{what}: expected {kind}, got {name!r} ({first_line(error)})") from None
-    check_complete(model, report, what, name)
-    tokenizer = load_tokenizer(name, where, what)
-    check_vocabulary(model, tokenizer, what, name)
+        raise UserError(f"{key}: expected {kind}, got {name!r} ({first_line(error)})") from None
+    check_complete(model, report, key, name)
+    tokenizer = load_tokenizer(name, where, key)
+    check_vocabulary(model, tokenizer, key, name)
     return model, tokenizer
 
 
-def check_complete(model: PreTrainedModel, report: dict[str, Any], what: str, name: str) -> None:
-    """Raises a UserError that names the weights which transformers made up, as they were not saved
-    or did not fit.
+def check_complete(model: PreTrainedModel, report: dict[str, Any], key: str, name: str) -> None:
+    """Raises a UserError that names weights which were not saved or did not fit, so that transformers made them up.
 
     Args:
-        report: from_pretrained's loading info. A tensor that is tied to one which was saved is not
-            missing there, nor is a buffer that is never saved.
+        report: from_pretrained's loading info. It does not count tied weights and buffers as missing if they need not
+            be saved.
     """
-    expected = f"{what}: expected all weights of a {type(model).__name__} in {name!r}"
+    expected = f"{key}: expected all weights of a {type(model).__name__} in {name!r}"
     if report["missing_keys"]:
         raise UserError(f"{expected}, got none for {listed(report['missing_keys'])}")
     shapes = [
-        f"{key} {tuple(saved)}, not {tuple(wanted)}"
-        for key, saved, wanted in report["mismatched_keys"]
+        f"{weight} {tuple(saved)}, not {tuple(wanted)}"
+        for weight, saved, wanted in report["mismatched_keys"]
     ]
     if shapes:
         raise UserError(f"{expected}, got other shapes than config.json has: {listed(shapes)}")
 
 
 def listed(names: Collection[str]) -> str:
-    """The first few names in alphabetical order, and how many more there are."""
+    """Returns the first few names in alphabetical order, and the number of others."""
     first = ", ".join(sorted(names)[:NAMED])
     return first if len(names) <= NAMED else f"{first} and {len(names) - NAMED} more"
 
@@ -231,18 +236,18 @@ def quiet() -> Iterator[None]:
 
 
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
-    """`base` with a saved adapter on it. Raises a UserError if the adapter is damaged, incomplete, does not fit, is on
-    tied weights, or changes no weights.
+    """Returns `base` with a saved adapter.
+
+    Raises a UserError if the adapter is damaged or incomplete, does not fit, adapts tied weights, or changes none.
     """
     expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
-        # Read to the CPU: by itself PEFT would go through the first GPU, whichever the base is on.
+        # Load to the CPU: by default PEFT goes through the first GPU, whatever the base's device.
         model = PeftModel.from_pretrained(base, str(folder), torch_device="cpu")
-        # PEFT warns of missing weights and passes over superfluous ones. Loading them once more
-        # reports both.
+        # PEFT only warns of missing weights and ignores superfluous ones. A second load reports both.
         mapping = getattr(base, "_checkpoint_conversion_mapping", None)
         report = model.load_adapter(str(folder), "default", torch_device="cpu", key_mapping=mapping)
-    except KeyError as error:  # a module that is trained and saved whole, beside LoRA's
+    except KeyError as error:  # a module that is trained and saved whole (modules_to_save)
         raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:
         raise UserError(f"{expected} ({first_line(error)})") from None
@@ -254,7 +259,7 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     if tied:
         raise UserError(
             f"{expected}, whose modules {tied} share their weights with others. Merge it into a copy of its base that "
-            "is saved with an output layer of its own (tie_word_embeddings: false)"
+            "was saved with a separate output layer (tie_word_embeddings: false)"
         )
     missing = _lora_tensors(report.missing_keys)
     if missing:
@@ -268,9 +273,9 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
 
 
 def tied_targets(model: PeftModel) -> list[str]:
-    """The modules with an adapter whose weights another module shares, as a head that is tied to the embedding.
+    """Returns the adapted modules that share their weights with others, such as a head tied to the embedding.
 
-    Merged into such weights an adapter changes the other module, too.
+    Merging an adapter into tied weights would also change the other module.
     """
     modules = list(model.get_base_model().named_modules())
     owners = Counter(id(weight) for _, module in modules for weight in module.parameters(False))
@@ -278,20 +283,20 @@ def tied_targets(model: PeftModel) -> list[str]:
         name
         for name, module in modules
         if isinstance(module, BaseTunerLayer)
-        and not isinstance(module, TrainableTokensLayer)  # PEFT has it on both
+        and not isinstance(module, TrainableTokensLayer)  # PEFT puts it on both modules
         and any(owners[id(weight)] > 1 for weight in module.get_base_layer().parameters(False))
     ]
 
 
 def _lora_tensors(names: Collection[str]) -> list[str]:
-    """LoRA's tensors among a model's, named as in the adapter's file, which is without the adapter's name."""
+    """Returns the LoRA tensors, named as in an adapter's file, without the adapter's name."""
     return [name.replace(".default", "") for name in names if ".lora_" in name]
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
-    """The model that a saved adapter is for, and its revision if it has one.
+    """Returns the base of a saved adapter, and its revision if given.
 
-    Raises a UserError if the adapter's configuration is damaged, or names no model.
+    Raises a UserError if the adapter's configuration is damaged, or names no base.
     """
     try:
         adapter = PeftConfig.from_pretrained(str(folder))
@@ -310,8 +315,9 @@ def base_of(folder: Path) -> tuple[str, str | None]:
 def adapter_tokenizer(
     folder: Path, policy: PreTrainedModel | PeftModel, default: PreTrainedTokenizerBase
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer saved with an adapter of `policy`, else its base's. Raises a UserError if the policy has no
-    embedding for one of its ids.
+    """Returns the tokenizer saved with an adapter of `policy`, else `default`.
+
+    Raises a UserError if the policy lacks an embedding for one of the tokenizer's ids.
     """
     if not (folder / "tokenizer_config.json").exists():
         return default
@@ -323,9 +329,12 @@ def adapter_tokenizer(
 def load_answering(
     model: ModelConfig, device: torch.device, merge: bool = False
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
-    """A model that only answers, and its tokenizer. `merge`: as in `load_policy`, before another adapter goes on it.
+    """Loads a model for answering only, and its tokenizer.
 
-    Raises a UserError if it cannot be loaded, or if padding changes what it computes.
+    Args:
+        merge: as in `load_policy`; True if another adapter will be added.
+
+    Raises a UserError if the model cannot be loaded, or if padding changes its outputs.
     """
     configure(device)
     policy, tokenizer = load_policy(model, device, merge=merge)
@@ -335,7 +344,7 @@ def load_answering(
 
 
 def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
-    """from_pretrained's arguments for 4 bit weights on `device`. Raises a UserError if bitsandbytes cannot run."""
+    """Returns from_pretrained arguments for 4-bit weights on `device`. Raises a UserError without bitsandbytes."""
     if model.quantization == "none":
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -353,18 +362,18 @@ def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
 
 
 def check_vocabulary(
-    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, what: str, name: str
+    model: PreTrainedModel | PeftModel, tokenizer: PreTrainedTokenizerBase, key: str, name: str
 ) -> None:
-    """Raises a UserError if the tokenizer has ids that the model has no embedding for."""
+    """Raises a UserError if the tokenizer has ids without an embedding in the model."""
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:
         expected = f"a tokenizer of at most {rows} ids, the rows of the model's embedding"
-        raise UserError(f"{what}: expected {expected}, got ids up to {largest} in {name!r}")
+        raise UserError(f"{key}: expected {expected}, got ids up to {largest} in {name!r}")
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first; of one that has a list below a heading, as load_state_dict's, also the first item."""
+    """Returns an error's first line; after a heading, as in load_state_dict's errors, also the first item."""
     if isinstance(error, SafetensorError):
         return f"a damaged safetensors file: {error}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -374,7 +383,7 @@ def first_line(error: Exception) -> str:
 
 
 def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
-    """The first agent's tokenizer, in whose tokens queries are measured."""
+    """Returns the first agent's tokenizer, which measures the length of queries."""
     model = config.of_agent(0).model
     policy = config.resolve(model.name)
     return load_tokenizer(policy, find(policy, "model.name", model.revision))

@@ -19,17 +19,17 @@ from cory.models.load import quiet, tied_targets
 from cory.parallel.distributed import is_main
 from cory.parallel.sharding import is_sharded, whole_weights
 
-LanguageModel: TypeAlias = PreTrainedModel | PeftModel  # without adapters, or with
+LanguageModel: TypeAlias = PreTrainedModel | PeftModel  # without or with adapters
 
 
 def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
-    """`base` with a new trainable adapter, made the active one; everything else is frozen.
+    """Returns `base` with a new trainable adapter, which becomes active; everything else is frozen.
 
-    Raises a UserError if no module has a name in `lora.target_modules`, PEFT does not take those
-    modules, or they are tied to others; it lists those that exist.
+    Raises a UserError, which lists the possible modules, if a name in `lora.target_modules` matches no module, PEFT
+    does not accept a module, or a module's weights are tied to another's.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
-    exist = sorted(
+    available = sorted(
         {
             n.rsplit(".", 1)[-1]
             for n, m in model.named_modules()
@@ -38,8 +38,8 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     )
     targets = lora.target_modules
     if targets is None:
-        targets_of_type = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
-        targets = targets_of_type.get(model.config.model_type, "all-linear")
+        default_targets = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+        targets = default_targets.get(model.config.model_type, "all-linear")
     else:
         missing = [
             t
@@ -48,10 +48,10 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
         ]
         if missing:
             raise UserError(
-                f"lora.target_modules: expected modules of the model, among {exist}, got {missing}"
+                f"lora.target_modules: expected modules of the model, among {available}, got {missing}"
             )
     conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
-    # Without dropout, PEFT's default, as in TRL's passes.
+    # PEFT's default of no dropout agrees with TRL's passes.
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -65,16 +65,15 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
         else:
             base = peft.get_peft_model(base, config, adapter_name=name)
     except ValueError as error:
-        # As for Mamba's output projection, which its kernel reads past the adapter.
+        # For example Mamba's output projection, whose kernel bypasses the adapter.
         raise UserError(
-            f"lora.target_modules: expected modules that take an adapter, among {exist} ({error})"
+            f"lora.target_modules: expected modules that take an adapter, among {available} ({error})"
         ) from None
     tied = tied_targets(base)
     if tied:
         raise UserError(
-            f"lora.target_modules: expected modules that share their weights with no other, got {tied}. Leave them "
-            "out, or start from a copy of the model that is saved with an output layer of its own "
-            "(tie_word_embeddings: false)"
+            f"lora.target_modules: expected modules that do not share their weights, got {tied}. Leave them out, or "
+            "start from a copy of the model that was saved with a separate output layer (tie_word_embeddings: false)"
         )
     base.set_adapter(name)
     return base
@@ -87,16 +86,16 @@ def activate(policy: LanguageModel, name: str) -> None:
 
 
 def without_adapters(policy: LanguageModel) -> AbstractContextManager[None]:
-    """A context in which the policy is its base, whatever adapters it has."""
+    """Returns a context that disables all of the policy's adapters."""
     return policy.disable_adapter() if isinstance(policy, PeftModel) else nullcontext()
 
 
 def save_policy(policy: LanguageModel, folder: Path, adapter: str | None) -> bool:
-    """Saves a policy: its adapter of this name as a PEFT folder, or a full model as a Hugging Face folder.
+    """Saves one adapter of a policy as a PEFT folder, or the full model as a Hugging Face folder.
 
-    A full model is saved where the policy has no adapters, or `adapter` is None: then without those that it has.
-    The policy in memory is unchanged. Of several processes the main one writes, but if the policy
-    is sharded, all must call this. Returns whether this process wrote.
+    The full model, without adapters, is saved if `adapter` is None or the policy has no adapters. The policy in memory
+    is unchanged. Only the main process writes, but all processes must call this if the policy is sharded. Returns
+    whether this process wrote.
     """
     if isinstance(policy, PeftModel) and adapter is not None:
         _save_adapter(policy, folder, adapter)
@@ -106,7 +105,7 @@ def save_policy(policy: LanguageModel, folder: Path, adapter: str | None) -> boo
 
 
 def _save_adapter(policy: PeftModel, folder: Path, name: str) -> None:
-    """PEFT's own save_pretrained would write it one folder further down, and a model card above it."""
+    """Writes an adapter; PEFT's save_pretrained would use a subfolder, and add a model card."""
     weights = whole_weights(policy, "lora_") if is_sharded(policy) else None
     if not is_main():
         return
@@ -120,7 +119,7 @@ def _save_adapter(policy: PeftModel, folder: Path, name: str) -> None:
 
 
 def _save_model(policy: LanguageModel, folder: Path) -> None:
-    """A full model, without adapters."""
+    """Writes a full model, without adapters."""
     base = policy.get_base_model() if isinstance(policy, PeftModel) else policy
     weights = whole_weights(base) if is_sharded(policy) else base.state_dict()
     if not is_main():
@@ -130,7 +129,7 @@ def _save_model(policy: LanguageModel, folder: Path) -> None:
         for key, value in weights.items()
         if ".lora_" not in key
     }
-    # With a quantizer, transformers saves the model's own weights in place of those that it is given.
+    # With a quantizer, transformers ignores the given `state_dict` and saves the model's own weights.
     quantizer = getattr(base, "hf_quantizer", None)
     base.hf_quantizer = None
     try:

@@ -1,8 +1,8 @@
-"""Beginnings that prompts share, their stems: each is read once.
+"""Shared prompt prefixes, called stems here: each is encoded once.
 
-A stem is a group's whole prompt, the examples of a few-shot prompt, or a system prompt. Without gradient, stems are
-read first and their keys and values kept (`read_stems`). In training, rows stand behind one copy of their stem
-(`share_prompts`, after Prefix Grouper, arXiv 2506.05433).
+A stem can be a group's whole prompt, the examples of a few-shot prompt, or a system prompt. Passes without gradient
+encode stems first and keep their keys and values (`read_stems`). In training, rows are laid out behind one copy of
+their stem (`share_prompts`, after Prefix Grouper, arXiv 2506.05433).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,27 +25,26 @@ from cory.models.window import (
 from cory.parallel.devices import to_device
 from cory.parallel.sharding import device_of
 
-# The most of a plain pass's work that a pass with shared stems may take, or laying out does not pay.
+# Stems are shared only if the pass takes at most this fraction of a plain pass's work.
 WORTHWHILE = 0.9
 
 
 def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """What each prompt begins with, in such groups that few tokens are read if a group's beginning
-    is read once.
+    """Returns each prompt's stem, grouping prompts so that encoding each stem once saves tokens.
 
-    Prompts are taken in the order of their tokens. One joins those before it if that saves a
-    quarter of its tokens. Its last token is left, to predict the first of the response.
+    Prompts are processed in the order of their tokens. A prompt joins the group before it if that saves a quarter of
+    its tokens. Its last token never belongs to the stem, as it predicts the first response token.
 
     >>> stems_of([(1, 2, 3, 4, 5), (7, 8, 9), (1, 2, 3, 6, 5)])
     [(1, 2, 3), (7, 8), (1, 2, 3)]
     """
-    groups: list[tuple[tuple[int, ...], list[int]]] = []  # the beginning, and the prompts
+    groups: list[tuple[tuple[int, ...], list[int]]] = []  # stem and indices of its prompts
     for i in sorted(range(len(prompts)), key=lambda i: prompts[i]):
         prompt = prompts[i][:-1]
         stem, members = groups[-1] if groups else ((), [])
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(stem, prompt, strict=False))
         common = prompt[: len(list(pairs))]
-        # The members would have to read again what the stem loses.
+        # A shorter stem costs its members the tokens that it loses.
         saved = len(common) - (len(stem) - len(common)) * (len(members) - 1)
         if saved > len(prompt) / 4:
             groups[-1] = (common, [*members, i])
@@ -55,9 +54,9 @@ def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 class KeysAndValues(DynamicCache):
-    """A cache that holds keys in the type of the values: with autocast that in which attention reads both.
+    """A cache that stores keys in the dtype of the values, as attention reads both in it under autocast.
 
-    Rotary positions leave keys in float32 there. A token's pass would round those of all tokens before it.
+    Rotary embeddings leave keys in float32 under autocast, so each new token's pass would round all earlier keys.
     """
 
     def update(
@@ -69,7 +68,7 @@ class KeysAndValues(DynamicCache):
 
 
 class Stems(NamedTuple):
-    """What prompts begin with, read: the cache and its mask, with a row for each prompt, and what is left of each."""
+    """Encoded stems: cache and mask with a row per prompt, and the rests of the prompts."""
 
     cache: DynamicCache
     mask: Tensor
@@ -79,10 +78,9 @@ class Stems(NamedTuple):
 def read_stems(
     model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int
 ) -> Stems | None:
-    """Reads the common beginnings of prompts once, or None if that saves less than a fifth of their
-    tokens.
+    """Encodes each stem of the prompts once; returns None if that saves less than a fifth of their tokens.
 
-    Also None for models that would count the padding between beginnings and rests.
+    Also returns None for models that would count the padding between stems and rests as positions.
     """
     if not attends_by_positions(model):
         return None
@@ -90,7 +88,7 @@ def read_stems(
     device = device_of(model)
     rows = {stem: row for row, stem in enumerate(dict.fromkeys(stems))}
     saved = sum(map(len, stems)) - sum(map(len, rows))
-    if () in rows or saved < sum(map(len, prompts)) / 5:  # two passes must pay
+    if () in rows or saved < sum(map(len, prompts)) / 5:  # too little for a second pass
         return None
     padded = pad([torch.tensor(stem) for stem in rows], pad_id, "left")
     ids, mask = (to_device(tensor, device) for tensor in padded)
@@ -108,11 +106,9 @@ def read_stems(
 def response_logits(
     model: PreTrainedModel, queries: Sequence[Tensor], responses: Sequence[Tensor], pad_id: int
 ) -> Tensor:
-    """Logits (batch, longest response, vocabulary) at the tokens of the responses, on the model's
-    device.
+    """Returns logits (batch, longest response, vocabulary) of the response tokens, on the model's device.
 
-    Queries and responses are lists of 1-d token tensors on the CPU. Common beginnings are read
-    once.
+    Queries and responses are lists of 1-d token tensors on the CPU. Shared prefixes are encoded once.
     """
     stems = read_stems(model, [tuple(query.tolist()) for query in queries], pad_id)
     if stems is not None:
@@ -131,9 +127,13 @@ def response_logits(
 
 
 class Layout(NamedTuple):
-    """What is read as one: groups, each a stem's tokens and the rows behind it, and the widest of both, in tokens.
+    """A plan for sharing stems in one pass; widths are in tokens.
 
-    size: the most rows of a group. rest_width: of a row without its stem.
+    Args:
+        groups: length of a stem and the rows behind it, per group.
+        size: largest number of rows in a group.
+        stem_width: length of the longest stem.
+        rest_width: length of the longest row without its stem.
     """
 
     groups: list[tuple[int, list[int]]]
@@ -147,15 +147,15 @@ class Layout(NamedTuple):
 
 
 def share_prompts(model: PreTrainedModel, batch: Window) -> PassInputs | None:
-    """The batch with what prompts share read once: a row for each stem.
+    """Lays out the batch with one row per stem, so that shared prefixes are encoded once.
 
         [pad stem | rest of a prompt, its response, pad | rest, response, pad | ...]
 
-    A row of the window sees the stem and itself, and its positions go on from the stem's. So `n` rows
-    are read as `S + n T` tokens in place of `n (S + T)`. The mask (stems, 1, L, L) says which position
-    sees which; the width is `L`, as any position may predict.
+    A row of the window attends to the stem and to itself, and its positions continue the stem's. So `n` rows take
+    `S + n T` tokens in place of `n (S + T)`. The mask (stems, 1, L, L) says which positions attend to which; the width
+    is `L`, as any position may predict a token.
 
-    None if the model cannot take an arbitrary mask, or if that would not be much less work.
+    Returns None if the model does not take an arbitrary mask, or if sharing saves too little work.
     """
     if model.config._attn_implementation != "sdpa" or not attends_by_positions(model):
         return None
@@ -172,12 +172,15 @@ def share_prompts(model: PreTrainedModel, batch: Window) -> PassInputs | None:
 
 
 def _operations(rows: int, length: int, hidden: int) -> int:
-    """Of a layer's forward pass: its matrices, then its attention."""
+    """Returns the operations in a layer's forward pass: first its matrix products, then its attention."""
     return rows * length * (24 * hidden**2 + 4 * hidden * length)
 
 
 def _layouts(batch: Window) -> Iterator[Layout]:
-    """By whole prompts and by beginnings, with each number of rows behind a stem: many attend to much."""
+    """Yields layouts by whole prompts and by common prefixes, for each group size.
+
+    Larger groups save tokens, but lengthen the rows that attention reads.
+    """
     prompts = list(dict.fromkeys(batch.prompts))
     for stems in (prompts, stems_of(prompts)):
         stem_of = dict(zip(prompts, stems, strict=True))
@@ -199,14 +202,16 @@ def _layouts(batch: Window) -> Iterator[Layout]:
 
 
 def _lay_out(batch: Window, layout: Layout) -> PassInputs:
-    """Two rows with the prompt `p q` and the responses `a b c` and `d e f` are read as one, which
-    `predicting` says with [[1, 2, 3], [1, 4, 5]]:
+    """Lays out a batch, with `predicting` as the positions that predict each row's response tokens.
+
+    Two rows with the prompt `p q` and the responses `a b c` and `d e f` become one, with `predicting`
+    [[1, 2, 3], [1, 4, 5]]:
 
         token       p  q    a  b  d  e      (a response's last token predicts nothing)
         part        0  0    1  1  2  2
         predicts    -  a, d b  c  e  f
 
-    With the prompts `p q` and `p r` it is [[1, 2, 3], [4, 5, 6]]:
+    With the prompts `p q` and `p r`, `predicting` is [[1, 2, 3], [4, 5, 6]]:
 
         token       p    q  a  b  r  d  e
         part        0    1  1  1  2  2  2
@@ -214,16 +219,16 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
     """
     device = batch.input_ids.device
     response_width = batch.response_ids.shape[1]
-    # Without the last response token, which predicts nothing.
+    # The last response token is left out, as it predicts nothing.
     batch_width = batch.input_ids.shape[1]
     prompt_width = batch_width - response_width + 1
-    # Where in the batch's rows, one after the other, the token of a position stands; -1 is padding.
+    # The index, in the flattened batch, of each position's token; -1 is padding.
     source = torch.full((len(layout.groups), layout.length), -1)
     predicting = torch.empty(len(batch.prompts), response_width, dtype=torch.long)
     for number, (stem, rows) in enumerate(layout.groups):
         stem_positions = torch.arange(layout.stem_width - stem, layout.stem_width)
         for index, row in enumerate(rows):
-            # Where the row's tokens stand: those of the stem, which all rows share, then its own.
+            # Positions of the row's tokens: the stem's, shared by all rows, then the row's own.
             rest_start = layout.stem_width + index * layout.rest_width
             rest_positions = torch.arange(rest_start, rest_start + layout.rest_width)
             positions = torch.cat([stem_positions, rest_positions])
@@ -233,9 +238,9 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
             first_token = row * batch_width + prompt_width - prompt_length
             source[number, positions[:num_tokens]] = first_token + torch.arange(num_tokens)
 
-            # The token before a response token predicts it: that of the first is the prompt's last.
+            # Each response token is predicted by the token before it, the first one by the prompt's last.
             predictors = torch.arange(prompt_length - 1, prompt_length - 1 + response_width)
-            predictors = predictors.clamp(max=len(positions) - 1)  # for padding, any will do
+            predictors = predictors.clamp(max=len(positions) - 1)  # any will do for padding
             predicting[row] = number * layout.length + positions[predictors]
 
     source = to_device(source, device)
@@ -251,7 +256,10 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
 
 
 def _sees(layout: Layout, device: torch.device) -> Tensor:
-    """(length, length), true where a position sees another: of the stem, or of its own row's rest, up to itself."""
+    """Returns a mask (length, length), true where a position attends to another.
+
+    A position attends to the stem and its own row's rest, up to itself.
+    """
     rests = torch.arange(1, layout.size + 1, device=device).repeat_interleave(layout.rest_width)
     part = torch.cat([rests.new_zeros(layout.stem_width), rests])  # the stem is part 0
     up_to_itself = torch.ones(layout.length, layout.length, dtype=torch.bool, device=device).tril()

@@ -1,7 +1,7 @@
-"""Sampling responses: from token ids to token ids, in one batch.
+"""Samples responses, from token ids to token ids, in one batch.
 
-One loop samples from models that remember a text as keys and values alone. Others, such as Mamba, are
-run by transformers' `generate`, which knows their caches, with the same draw.
+One loop serves models whose only memory is keys and values. Others, such as Mamba, are run by transformers'
+`generate`, which supports their caches; tokens are drawn in the same way.
 """
 
 import inspect
@@ -34,9 +34,7 @@ from cory.parallel.sharding import device_of
 
 
 class Sampled(NamedTuple):
-    """A response to each query, as 1-d token ids on the CPU; and of each its tokens' logits (vocabulary), as they were
-    before warping, or none.
-    """
+    """Responses as 1-d token ids on the CPU, with the logits (vocabulary,) of their tokens before warping, if kept."""
 
     responses: list[Tensor]
     logits: list[list[Tensor]]
@@ -54,18 +52,17 @@ def sample(
 ) -> Sampled:
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
-    Draws what `model.generate` would, with less work: what prompts have in common is read once, and
-    rows that have ended leave the batch. That changes logits in their last bits.
-
-    The program waits for the device once per token, to learn which responses have ended.
+    Samples like `model.generate` with less work: shared prompt prefixes are encoded once, and finished rows leave the
+    batch. This changes the last bits of the logits. The host waits for the device once per token, to see which
+    responses have ended.
 
     Args:
         queries: 1-d tensors of token ids on the CPU.
         settings: how tokens are drawn. A response ends with its first end token, with the token that completes its
             first stop text, or after `max_new_tokens`.
-        generator: of all random numbers (`cory/streams.py`).
-        ends: the end tokens; by default the model's and the tokenizer's.
-        keep_logits: whether the logits are returned.
+        generator: source of all random numbers (`cory/streams.py`).
+        ends: end tokens; by default the model's and the tokenizer's.
+        keep_logits: whether to return the logits.
     """
     ends = end_tokens(model, tokenizer) if ends is None else ends
     has_ended = partial(ends_response, reader(tokenizer), ends, settings.stop)
@@ -80,7 +77,7 @@ def sample(
     responses: list[list[int]] = [[] for _ in queries]
     kept_logits: list[list[Tensor]] = [[] for _ in queries]
     unfinished = set(range(len(queries)))
-    rows = list(range(len(queries)))  # the queries that are in the batch
+    rows = list(range(len(queries)))  # indices of the queries still in the batch
     while True:
         if keep_logits:
             for row, row_logits in zip(rows, logits, strict=True):
@@ -89,7 +86,7 @@ def sample(
 
         tokens = draw(warp(ids, logits.float()).softmax(-1), generator)
         ids = torch.cat([ids, tokens], 1)
-        mask = torch.cat([mask, mask[:, -1:]], 1)  # a text's last token is no padding
+        mask = torch.cat([mask, mask[:, -1:]], 1)  # 1, as the last position is never padding
         positions = positions[:, -1:] + 1
 
         for row, token in zip(rows, tokens[:, 0].tolist(), strict=True):
@@ -100,10 +97,10 @@ def sample(
                 unfinished.remove(row)
         if not unfinished:
             return Sampled([torch.tensor(response) for response in responses], kept_logits)
-        if len(unfinished) <= len(rows) * 7 / 8:  # fewer are not worth the copy of the cache
-            places = [place for place, row in enumerate(rows) if row in unfinished]
-            rows = [rows[place] for place in places]
-            index = to_device(torch.tensor(places), ids.device)
+        if len(unfinished) <= len(rows) * 7 / 8:  # fewer rows do not justify copying the cache
+            kept = [number for number, row in enumerate(rows) if row in unfinished]
+            rows = [rows[number] for number in kept]
+            index = to_device(torch.tensor(kept), ids.device)
             ids = ids[index]
             mask = mask[index]
             positions = positions[index]
@@ -114,14 +111,15 @@ def sample(
 
 
 class _Prompts(NamedTuple):
-    """A batch of prompts that have been read, padded on the left.
+    """A batch of encoded prompts, padded on the left.
 
     Args:
-        ids, mask: (batch, P); the mask also covers what prompts begin with in common.
-        positions: (batch, new), of the tokens read last.
-        logits: (batch, vocabulary), of each prompt's next token.
-        cache: the keys and values of what has been read.
-        is_padded: whether a row has padding.
+        ids: token ids (batch, P).
+        mask: 0 at padding, over all positions in the cache: (batch, P), or wider with shared prefixes.
+        positions: positions (batch, new) of the tokens read last.
+        logits: logits (batch, vocabulary) of each prompt's next token.
+        cache: keys and values of all tokens read.
+        is_padded: whether each row has padding.
     """
 
     ids: Tensor
@@ -133,7 +131,7 @@ class _Prompts(NamedTuple):
 
 
 def _read_prompts(model: PreTrainedModel, queries: Sequence[Tensor], pad_id: int) -> _Prompts:
-    """Reads the prompts. Rows may share a prompt, and prompts a beginning: both are read once."""
+    """Encodes the prompts; a prompt shared by several rows, or a prefix shared by several prompts, only once."""
     prompts = [tuple(query.tolist()) for query in queries]
     row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
     distinct = list(row_of_prompt)
@@ -169,13 +167,13 @@ def _next_logits(
     cache: DynamicCache,
     is_padded: bool,
 ) -> Tensor:
-    """Reads the newest tokens of each text. The logits of the token after them, (rows, vocabulary).
+    """Reads each text's newest tokens and returns the logits (rows, vocabulary) of the token after them.
 
     Args:
-        tokens: (rows, new), padded on the left.
-        mask: (rows, positions), 0 at padding, over what is in the cache and what is read.
-        positions: (rows, new), where the tokens stand in their texts.
-        is_padded: whether the mask has a 0.
+        tokens: newest tokens (rows, new), padded on the left.
+        mask: 0 at padding, over the cache and the new tokens (rows, positions).
+        positions: positions (rows, new) of the tokens in their texts.
+        is_padded: whether the mask contains a 0.
     """
     output = model(
         tokens,
@@ -188,19 +186,18 @@ def _next_logits(
 
 
 def _padded(queries: Sequence[Tensor], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Queries as (rows, width) ids, padded on the left, and their mask, on `device`."""
+    """Returns queries as ids (rows, width), padded on the left, and their mask, on `device`."""
     ids, mask = pad(queries, pad_id, "left")
-    # Padding repeats a token of the row, so that a repetition penalty finds nothing in it.
+    # Padding repeats the row's last token, so that a repetition penalty ignores it.
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
     return to_device(ids, device), to_device(mask, device)
 
 
 def warpers(settings: SamplingConfig) -> LogitsProcessorList:
-    """The processors applied to logits before a token is drawn, in transformers' order; none by
-    default.
+    """Returns the processors applied to logits before a token is drawn, in transformers' order; none by default.
 
-    A model's own generation_config.json is ignored: Llama-2-chat's temperature of 0.6 would make
-    samples off-policy.
+    A model's generation_config.json is ignored: Llama-2-chat's temperature of 0.6, for example, would make samples
+    off-policy.
     """
     chosen = LogitsProcessorList()
     if settings.repetition_penalty != 1.0:
@@ -215,11 +212,11 @@ def warpers(settings: SamplingConfig) -> LogitsProcessorList:
 
 
 def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
-    """One token per row of (rows, vocabulary) probabilities, as (rows, 1) on their device.
+    """Draws one token per row, (rows, 1), from probabilities (rows, vocabulary).
 
-    Inverts the distribution function with one random number a row; `torch.multinomial` draws one
-    for every token of the vocabulary. In float64, so that 50,000 sums lose nothing. The generator is the CPU's, so that
-    a seed gives the same numbers on every device.
+    One random number per row inverts the distribution function; `torch.multinomial` would draw one for every token of
+    the vocabulary. Sums are in float64 to stay accurate over 50,000 terms. The generator is on the CPU, so a seed gives
+    the same numbers on every device.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
     uniform = torch.rand(len(cumulative), 1, dtype=torch.float64, generator=generator)
@@ -234,28 +231,26 @@ def ends_response(
     stop: Sequence[str],
     response: Sequence[int],
 ) -> bool:
-    """Whether a response's last token ends it: as an end token, or as it completes a stop text."""
+    """Whether a response's last token is an end token or completes a stop text."""
     if response[-1] in ends:
         return True
     if not stop:
         return False
-    tail = 8 + max(len(text.encode()) for text in stop)  # tokens that surely hold a stop text
+    tail = 8 + max(len(text.encode()) for text in stop)  # enough tokens to contain any stop text
     written = read(response[-tail:])
     if not any(text in written for text in stop):
         return False
-    whole = read(response)  # the tail may begin within a character, which then reads otherwise
+    whole = read(response)  # the tail may start inside a character and be decoded differently
     return any(text in whole for text in stop)
 
 
-# Models whose caches transformers knows.
+# Models with other caches, sampled by transformers' `generate`
 
 
 def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
-    """Whether all that a model remembers of a text are keys and values, handed over as
-    `past_key_values`.
+    """Whether a model's only memory is keys and values, passed as `past_key_values`.
 
-    Recurrent models keep states as well. Some take them under another name, and drop
-    `past_key_values` silently.
+    Recurrent models also keep states. Some pass them under another name, and silently drop `past_key_values`.
     """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if "past_key_values" not in inspect.signature(base.forward).parameters:
@@ -265,7 +260,7 @@ def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
 
 
 class _Draw(LogitsProcessor):
-    """Leaves `generate` one token to choose in each row: the one that `draw` gives."""
+    """Makes `generate` choose the tokens that `draw` gives."""
 
     def __init__(self, warp: LogitsProcessorList, generator: torch.Generator) -> None:
         self.warp = warp
@@ -277,7 +272,7 @@ class _Draw(LogitsProcessor):
 
 
 class _Ended(StoppingCriteria):
-    """Tells `generate` which responses end with their newest token. `width`: of the prompts."""
+    """Tells `generate` which responses end with their newest token. `width` is the prompts' width."""
 
     def __init__(self, has_ended: Callable[[Sequence[int]], bool], width: int) -> None:
         self.has_ended = has_ended
@@ -298,12 +293,12 @@ def _sample_by_generate(
     has_ended: Callable[[Sequence[int]], bool],
     keep_logits: bool,
 ) -> Sampled:
-    """What `sample` returns, by transformers' `generate`."""
+    """Implements `sample` by transformers' `generate`."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model  # with its adapters
     ids, mask = _padded(queries, pad_id, device_of(model))
     width = ids.shape[1]
-    # `generate` would read there whatever its caller leaves open.
-    own_settings = base.generation_config
+    # `generate` takes all settings that are not given from the model's configuration.
+    model_settings = base.generation_config
     base.generation_config = GenerationConfig()
     try:
         output = base.generate(
@@ -320,12 +315,12 @@ def _sample_by_generate(
             ),
             logits_processor=LogitsProcessorList([_Draw(warp, generator)]),
             stopping_criteria=StoppingCriteriaList([_Ended(has_ended, width)]),
-            synced_gpus=False,  # `sharding.gathered` sees to it
+            synced_gpus=False,  # `sharding.gathered` makes that unnecessary
         )
     finally:
-        base.generation_config = own_settings
+        base.generation_config = model_settings
 
-    # `generate` writes on in rows that have ended, until all have.
+    # `generate` continues finished rows until all rows have ended.
     responses = []
     for tokens in output.sequences[:, width:].tolist():
         length = next((n for n in range(1, len(tokens)) if has_ended(tokens[:n])), len(tokens))

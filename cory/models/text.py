@@ -1,4 +1,4 @@
-"""Between text and token ids: prompts, responses, the tokens that pad and end, and how much a model can read."""
+"""Converts between text and token ids: prompts, responses, pad and end tokens, context lengths."""
 
 import re
 import warnings
@@ -14,7 +14,7 @@ from transformers.utils import chat_template_utils
 
 from cory.errors import UserError
 
-# How prompts become a chat (`model.chat_template`).
+# Type of `model.chat_template`: whether prompts become chats, or options of the template.
 ChatTemplate = bool | Mapping[str, Any]
 
 
@@ -24,15 +24,16 @@ def encode(
     chat_template: ChatTemplate = False,
     date: str | None = None,
 ) -> list[list[int]]:
-    """Token ids of prompts: text unchanged, or with `chat_template` as a user turn; chat messages
-    always as turns.
+    """Returns the token ids of prompts. Chat messages become turns; text stays as it is, or becomes a user turn.
 
-    A text begins with the tokenizer's begin token, if it has one, and has no end token behind it,
-    as a response continues it.
+    A text begins with the tokenizer's begin token, if there is one, and has no end token, as a response continues it.
+    A chat ends with the generation prompt.
 
-    A mapping sets options of the template. The generation prompt follows the turns. A template that writes the date, as
-    Llama's, writes `date`, such as 2026-11-26; None: today's. Raises a UserError if the tokenizer has no chat template,
-    or the template rejects a prompt's messages.
+    Args:
+        chat_template: whether text becomes a user turn; a mapping also sets options of the template.
+        date: date for templates that print one, such as Llama's, in the form 2026-11-26. None: today.
+
+    Raises a UserError if the tokenizer has no chat template, or the template rejects a prompt's messages.
     """
     if not are_turns(prompts, chat_template):
         begin = _begin(tokenizer)
@@ -40,7 +41,7 @@ def encode(
         return [ids if ids[: len(begin)] == begin else begin + ids for ids in rows]
     template, options = _template(tokenizer, chat_template)
     words = {*re.findall(r"\w+", template)} - {"messages", "add_generation_prompt"}
-    for key in options:  # a template ignores what it does not know
+    for key in options:  # templates silently ignore unknown options
         if key not in words:
             raise UserError(
                 f"model.chat_template: expected options that {tokenizer.name_or_path}'s template reads, got {key!r}"
@@ -52,7 +53,7 @@ def encode(
     for row, prompt in enumerate(prompts):
         turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         try:
-            # A template's `strftime_now` reads this clock: transformers passes on no other function.
+            # A template's `strftime_now` reads this clock; transformers offers no way to pass another function.
             with patch.object(chat_template_utils, "datetime", clock):
                 text = tokenizer.apply_chat_template(
                     turns,
@@ -61,12 +62,13 @@ def encode(
                     add_generation_prompt=True,
                     **options,
                 )
-        except Exception as error:  # of a template without a system message, or with a fault
+        except Exception as error:  # from a template that takes no system message, or is faulty
             raise UserError(
                 f"prompt in row {row + 1}: expected messages that the chat template takes, got {prompt!r} ({error})"
             ) from None
         texts.append(text)
-    return tokenizer(texts, add_special_tokens=False)["input_ids"]  # the template has written them
+    # The template has written the special tokens.
+    return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
 def encode_responses(
@@ -75,24 +77,25 @@ def encode_responses(
     texts: Sequence[str],
     chat_template: ChatTemplate = False,
 ) -> list[list[int]]:
-    """Token ids of texts as responses to prompts, without an end token.
+    """Returns the token ids of texts as responses to prompts, without an end token.
 
-    A text prompt is continued after a space, unless it ends in whitespace; the turn of a chat is the text as it is.
+    A response continues a text prompt after a space, unless the prompt ends in whitespace. A chat turn is the text
+    itself.
     """
     if are_turns(prompts, chat_template):
         return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    # Behind a line break, as SentencePiece's tokenizers write a space before the first word of a text.
-    before = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    # Encoded after a line break, as SentencePiece tokenizers add a space before the first word of a text.
+    line_break = tokenizer("\n", add_special_tokens=False)["input_ids"]
     continued = [
         f"\n{text}" if prompt[-1:].isspace() else f"\n {text}"
         for prompt, text in zip(prompts, texts, strict=True)
     ]
     rows = tokenizer(continued, add_special_tokens=False)["input_ids"]
-    return [ids[len(before) :] for ids in rows]
+    return [ids[len(line_break) :] for ids in rows]
 
 
 def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that the tokenizer puts before a text."""
+    """Returns the ids that the tokenizer puts before a text."""
     whole = tokenizer("a")["input_ids"]
     text = tokenizer("a", add_special_tokens=False)["input_ids"]
     return whole[: whole.index(text[0])] if text else []
@@ -101,7 +104,7 @@ def _begin(tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def _template(
     tokenizer: PreTrainedTokenizerBase, chat_template: ChatTemplate
 ) -> tuple[str, Mapping[str, Any]]:
-    """The tokenizer's chat template, and the options that a setting gives it. Raises a UserError if there is none."""
+    """Returns the tokenizer's chat template and its configured options. Raises a UserError if there is none."""
     try:
         template = tokenizer.get_chat_template()
     except ValueError:
@@ -113,7 +116,7 @@ def _template(
 
 
 def are_turns(prompts: Sequence[Any], chat_template: ChatTemplate = False) -> bool:
-    """Whether prompts, and so their responses, are turns of a chat; else a response continues its prompt's text."""
+    """Whether prompts and responses are chat turns; otherwise a response continues its prompt's text."""
     return chat_template is not False or not all(isinstance(prompt, str) for prompt in prompts)
 
 
@@ -123,12 +126,13 @@ def plain_texts(
     stop: Sequence[str] = (),
     turn: bool = False,
 ) -> list[str]:
-    """The text of each response before its first stop text, without special tokens, even those that
-    ordinary tokens spell.
+    """Decodes responses up to their first stop text, removing special tokens, even if spelled by ordinary tokens.
 
-    The text goes into another agent's prompt and to the reward function, where a special token
-    would act as one. A `turn` is a text of its own, so a space before its first word, which
-    SentencePiece's tokenizers write, is left out; in other responses it belongs to them.
+    The text goes into another agent's prompt and to the reward function, where a special token would act as one.
+
+    Args:
+        turn: whether responses are chat turns. SentencePiece tokenizers add a space before a turn's first word, which
+            is removed; in other responses, a first space is part of the text.
     """
     special = special_tokens(tokenizer)
     read = reader(tokenizer)
@@ -145,14 +149,14 @@ def plain_texts(
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The texts that a tokenizer reads as control tokens."""
-    # Chat models have special tokens that no setting of the tokenizer names.
+    """Returns the texts that a tokenizer reads as special tokens."""
+    # Chat models have special tokens beyond those in the tokenizer's settings.
     added = tokenizer.added_tokens_decoder.values()
     return [*tokenizer.all_special_tokens, *(str(token) for token in added if token.special)]
 
 
 def control_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """What acts in a prompt: special tokens, and added ones that the chat template writes, as DeepSeek's do."""
+    """Returns the texts that control a prompt: special tokens, and added tokens in the chat template (DeepSeek's)."""
     templates = str(tokenizer.chat_template or "")
     added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
     return list(dict.fromkeys([*special_tokens(tokenizer), *(t for t in added if t in templates)]))
@@ -170,15 +174,15 @@ def without(special: Iterable[str], text: str) -> str:
 
 
 def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
-    """From the ids of a response to its text as it continues a prompt, special tokens included.
+    """Returns a function that decodes a response as the continuation of a prompt, including special tokens.
 
-    In this text stop texts are found. At the start of a text SentencePiece's tokenizers drop a space.
+    Stop texts are searched in this text. SentencePiece tokenizers drop a space at the start of a text.
     """
-    before = tokenizer("a", add_special_tokens=False)["input_ids"]
-    length = len(decode(tokenizer, before))
+    prefix = tokenizer("a", add_special_tokens=False)["input_ids"]
+    length = len(decode(tokenizer, prefix))
 
     def read(ids: Sequence[int]) -> str:
-        return decode(tokenizer, [*before, *ids])[length:]
+        return decode(tokenizer, [*prefix, *ids])[length:]
 
     return read
 
@@ -186,40 +190,43 @@ def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]
 def decode(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], skip_special_tokens: bool = False
 ) -> str:
-    """The text of token ids, without a last character that they hold a part of only, as where a limit has cut it.
+    """Decodes token ids, dropping an incomplete trailing character, such as one cut by a length limit.
 
-    What is no character in their midst stays as U+FFFD: the model has written it so.
+    Invalid bytes elsewhere stay as U+FFFD, since the model wrote them.
     """
     texts = []
-    for count in range(len(ids), max(len(ids) - 4, -1), -1):  # a part has at most 3 bytes
+    # An incomplete character has at most 3 bytes, and so at most 3 tokens.
+    for count in range(len(ids), max(len(ids) - 4, -1), -1):
         kept = list(ids[:count])
         text = tokenizer.decode(
             kept, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
         is_part = text.endswith("\ufffd")
         if is_part and tokenizer(text, add_special_tokens=False)["input_ids"] == kept:
-            is_part = False  # U+FFFD itself
+            is_part = False  # the model wrote U+FFFD itself
         texts.append(text.rstrip("\ufffd") if is_part else text)
         if not is_part:
             break
-    # Some tokenizers show all bytes beside the part as U+FFFD, too: with fewer tokens there is more text.
+    # Some tokenizers also show neighbouring bytes as U+FFFD, so that fewer tokens can give more text.
     return max(texts, key=len)
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id to pad with. Padding is masked everywhere, so any id with an embedding will do."""
+    """Returns the id to pad with. Padding is masked everywhere, so any id with an embedding will do."""
     return tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
 
 def end_tokens(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """The ids that end a response: the model's, and the tokenizer's, which is of the texts that an adapter was trained
-    on, while the model may be its base. Empty where there is none.
+    """Returns the ids that end a response: the model's and the tokenizer's. Empty if there are none.
+
+    The two can differ if the model is an adapter's base: the tokenizer's end token is the one in the texts that the
+    adapter was trained on.
     """
     ends = policy.generation_config.eos_token_id
     if ends is None:
         ends = policy.config.eos_token_id
-    of_model = ends if isinstance(ends, (list, tuple)) else [ends]
-    return [*{end: None for end in (*of_model, tokenizer.eos_token_id) if end is not None}]
+    model_ends = ends if isinstance(ends, (list, tuple)) else [ends]
+    return [*{end: None for end in (*model_ends, tokenizer.eos_token_id) if end is not None}]
 
 
 def turn_stop(
@@ -228,11 +235,11 @@ def turn_stop(
     chat_template: ChatTemplate,
     stop: Sequence[str],
 ) -> list[str]:
-    """The stop text of a turn: what the chat template writes behind an answer, up to its first added token.
+    """Returns the stop text of a turn: the chat template's text after an answer, up to the first added token.
 
-    Empty where that is an end token already, where the template writes nothing there, and where it
-    does not take a question and an answer, or changes them. Warns if the template writes nothing
-    there and the settings have no stop text either, `stop`.
+    The result is empty if that token already ends a response, if the template writes nothing after an answer, or if it
+    rejects or changes a question and an answer. Warns if the template writes nothing and the settings have no stop
+    text (`stop`) either.
     """
     template, options = _template(tokenizer, chat_template)
     answer = "cory"
@@ -243,22 +250,22 @@ def turn_stop(
         )
     except Exception:
         return []
-    _, found, close = text.rpartition(answer)
-    if not found:
+    _, separator, ending = text.rpartition(answer)
+    if not separator:
         return []
     added = tokenizer.added_tokens_decoder
-    ids = tokenizer(close.strip(), add_special_tokens=False)["input_ids"]
+    ids = tokenizer(ending.strip(), add_special_tokens=False)["input_ids"]
     first = next((token for token in ids if token in added), None)
     if first is not None:
-        close = str(added[first])
+        ending = str(added[first])
         if added[first].special and first in end_tokens(policy, tokenizer):
             return []
-    if close.strip():
-        return [close.strip()]
+    if ending.strip():
+        return [ending.strip()]
     if not stop:
         warnings.warn(
-            f"The chat template of {tokenizer.name_or_path!r} writes nothing behind an answer: one without an end "
-            "token runs on into the next turn. Set sampling.stop to the text that begins a turn",
+            f"The chat template of {tokenizer.name_or_path!r} writes nothing behind an answer, so a response without "
+            "an end token runs on into the next turn. Set sampling.stop to the text that begins a turn",
             stacklevel=2,
         )
     return []
@@ -267,19 +274,19 @@ def turn_stop(
 def check_lengths(
     lengths: list[int], max_new_tokens: int, context: int | None, prompts: Sequence[Any]
 ) -> None:
-    """Raises a UserError that names the first row with no tokens, or too many for the model's context."""
+    """Raises a UserError for the first row that has no tokens, or too many for the model's context."""
     for row, length in enumerate(lengths):
         if length == 0:
             raise UserError(
                 f"prompt in row {row + 1}: expected at least one token, got {prompts[row]!r}"
             )
         if context is not None and length + max_new_tokens > context:
-            came = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
+            got = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
             raise UserError(
-                f"prompt in row {row + 1}: expected at most {context} tokens, the model's context, got {came}"
+                f"prompt in row {row + 1}: expected at most {context} tokens, the model's context, got {got}"
             )
 
 
 def context_length(model: PreTrainedModel) -> int | None:
-    """Tokens that the model can attend to; None if its configuration does not say."""
+    """Returns the model's context length in tokens; None if its configuration does not state it."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)

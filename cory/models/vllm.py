@@ -1,10 +1,8 @@
-"""Sampling by an inference engine: a vLLM server, which gets the agents' weights through the run's
-folder (docs/scaling.md).
+"""Sampling by an inference engine: a vLLM server that receives the agents' weights through a folder (docs/scaling.md).
 
-One server samples for all agents of one base. LoRA agents are adapters there, under a new name
-after each update; otherwise the server takes over the whole weights of the agent that is to answer.
-The policy computes the old log-probabilities itself, so that the engine's arithmetic is not part of
-the update.
+One server samples for all agents with the same base. LoRA agents are loaded as adapters, under a new name after each
+update; otherwise the server loads the full weights of the agent that answers next. The policy computes the old
+log-probabilities itself, so the engine's arithmetic does not enter the update.
 """
 
 import os
@@ -30,20 +28,20 @@ from cory.parallel import distributed
 
 PROMPTS_PER_REQUEST = 1000  # vLLM takes 1,024
 SECONDS_TO_CONNECT = 5
-MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM takes as --max-lora-rank
+MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for --max-lora-rank
 CACHE_RESETS = 50  # tries to empty the server's cache, in 5 seconds
 
 
 class Engine:
-    """The server of a run, as one of its processes sees it.
+    """One process's client of a run's server.
 
     Args:
         config: the run's settings.
 
     Attributes:
-        folder: through which weights are handed over: one in the run's folder, once a run has begun.
+        folder: folder for passing weights to the server; it is inside the run's folder once the run has begun.
 
-    Raises a UserError if the settings do not go with an engine, or no server answers.
+    Raises a UserError if the settings exclude an engine, or no server answers.
     """
 
     def __init__(self, config: Config) -> None:
@@ -81,9 +79,9 @@ class Engine:
                 f"sampling.engine_url: expected a vLLM server with a model, got one that serves {served}. "
                 f"Start one with: {self.started_by}"
             )
-        self.base = served[0]["id"]  # the server's name for it
+        self.base = served[0]["id"]  # the server's name for the base
         self.context_length = served[0]["max_model_len"]
-        self.names: dict[str, str] = {}  # by agent: the server's name for its weights
+        self.names: dict[str, str] = {}  # the server's name for each agent's weights
         self.current: set[str] = set()  # agents whose current weights the server has
         self.run = uuid.uuid4().hex[:8]
         self.versions = 0
@@ -91,7 +89,7 @@ class Engine:
         self.folder = Path(self.temporary.name)
 
     def mark_outdated(self, agent: str) -> None:
-        """Notes that an agent's weights have changed, so that the server gets them before the agent answers again."""
+        """Marks an agent's weights as changed, so that they are sent before the agent answers again."""
         self.current.discard(agent)
 
     def sample(
@@ -102,21 +100,22 @@ class Engine:
         sampling: SamplingConfig,
         ends: list[int],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Samples one response per query, as `cory.models.sample.sample` does, with the policy's
-        current weights.
+        """Samples one response per query with the policy's current weights, like `cory.models.sample.sample`.
 
-        Queries and responses are 1-d tensors of token ids. The second list has the log-probability
-        of each token, as the engine computes it, at the sampling temperature if the server was
-        started with what `_command` says. The random numbers are the server's. `ends`: tokens
-        that end a response, besides the texts `sampling.stop`.
+        Queries and responses are 1-d tensors of token ids. The second list has the tokens' log-probabilities as the
+        engine computes them: at the sampling temperature, if the server was started by `_command`. Random numbers are
+        the server's.
 
-        Raises a UserError if the server does not answer, or refuses.
+        Args:
+            ends: tokens that end a response, besides the texts in `sampling.stop`.
+
+        Raises a UserError if the server does not answer, or refuses the request.
         """
         if agent not in self.current:
-            distributed.barrier()  # the server answers none of them any more
+            distributed.barrier()  # until the server has answered all earlier requests
             self.names[agent] = distributed.broadcast_object(self._hand_over(agent, policy))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
-        # It overrides what a model's generation_config.json asks of the server.
+        # These values override a model's generation_config.json.
         request = {
             "model": self.names[agent],
             "max_tokens": sampling.max_new_tokens,
@@ -140,7 +139,7 @@ class Engine:
         return responses, [torch.tensor(row["logprobs"]["token_logprobs"]) for row in rows]
 
     def _complete(self, queries: Sequence[Tensor], request: dict[str, Any]) -> list[dict[str, Any]]:
-        """What the server answers to each query. `request`: what it is asked, but the prompts."""
+        """Returns the server's answer to each query. `request` is the request's body without prompts."""
         rows = []
         for start in range(0, len(queries), PROMPTS_PER_REQUEST):
             prompts = [query.tolist() for query in queries[start : start + PROMPTS_PER_REQUEST]]
@@ -154,7 +153,7 @@ class Engine:
         return rows
 
     def _hand_over(self, agent: str, policy: LanguageModel) -> str:
-        """Hands an agent's weights to the server; returns the server's name for them."""
+        """Passes an agent's weights to the server and returns the server's name for them."""
         self.versions += 1
         name = f"{agent}-{self.versions}-{self.run}"
         folder = self.folder / name
@@ -164,13 +163,13 @@ class Engine:
                 self._load_weights(folder)
             return self.base
 
-        # The server's base may be what another run has left there.
+        # Another run may have left its own base weights in the server.
         base_too = not self.names and not self.is_quantized
         base = folder.with_name(f"{name}-base")
         if base_too:
             save_policy(policy, base, adapter=None)
         save_policy(policy, folder, agent)
-        # What the server may refuse comes after all that processes do together.
+        # Requests that the server may refuse come after all collective operations.
         if distributed.is_main():
             if base_too:
                 self._load_weights(base)
@@ -178,20 +177,20 @@ class Engine:
         return name
 
     def _load_adapter(self, folder: Path, replaced: str | None) -> None:
-        """Makes the server load an adapter, under its folder's name, in the place of another one of the agent."""
+        """Makes the server load an adapter, under its folder's name, in place of the agent's earlier one."""
         if replaced is not None:
             self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": replaced})
-            # Until now the server could load it again.
+            # Only now: the server may reload an adapter from its folder while it is in use.
             shutil.rmtree(folder.with_name(replaced), ignore_errors=True)
         body = {"lora_name": folder.name, "lora_path": str(folder.resolve())}
         self._ask("POST", "/v1/load_lora_adapter", body)
 
     def _load_weights(self, folder: Path) -> None:
-        """Makes the server take over a whole model's weights."""
-        how = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
-        self._ask("POST", "/collective_rpc", how)
+        """Makes the server load a full model's weights."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
+        self._ask("POST", "/collective_rpc", body)
         shutil.rmtree(folder)
-        # It is refused while the server still puts an earlier answer away.
+        # The server refuses this while it is still finishing an earlier answer.
         for _ in range(CACHE_RESETS):
             if self._ask("POST", "/reset_prefix_cache").get("success"):
                 return
@@ -202,7 +201,7 @@ class Engine:
         )
 
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """The server's answer, empty where it is no JSON. Raises a UserError if there is none, or it is an error."""
+        """Returns the server's answer, empty if it is not JSON. Raises a UserError if it is missing or an error."""
         url = self.url + path
         try:
             answer = self.http.request(
@@ -230,7 +229,7 @@ class Engine:
 
 
 def _command(agents: Sequence[Config]) -> str:
-    """The command that starts a server for a run, from the settings of its agents."""
+    """Returns the command that starts a server for a run's agents."""
     config = agents[0]
     model = config.model
     url = urlsplit(config.sampling.engine_url)
@@ -238,7 +237,7 @@ def _command(agents: Sequence[Config]) -> str:
     dtype = "bfloat16" if config.precision == "bf16" else model.dtype
     options = ""
     if config.sampling.temperature != 1.0:
-        # Else the server's log-probabilities are at temperature 1.
+        # By default, the server returns log-probabilities at temperature 1.
         options += " --logprobs-mode processed_logprobs"
     if model.revision:
         options += f" --revision {model.revision}"
@@ -246,8 +245,8 @@ def _command(agents: Sequence[Config]) -> str:
         options += " --quantization bitsandbytes"
     largest_rank = max(agent.lora.rank for agent in agents)
     if largest_rank:
-        taken = next((rank for rank in MAX_RANKS if rank >= largest_rank), largest_rank)
-        options += f" --enable-lora --max-lora-rank {taken} --max-loras {len(agents)}"
+        max_rank = next((rank for rank in MAX_RANKS if rank >= largest_rank), largest_rank)
+        options += f" --enable-lora --max-lora-rank {max_rank} --max-loras {len(agents)}"
     return (
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
         f"--model {shlex.quote(config.resolve(model.name))} --host {url.hostname} --port {port} "

@@ -2,9 +2,8 @@
 
     [pad prompt | response pad]     prompt width P, response width R
 
-Prompts are padded on the left, responses on the right. Logits and hidden states exist only at the R
-positions that predict response tokens, so an observer's long prompt costs no vocabulary projection and
-no memory for it.
+Prompts are padded on the left, responses on the right. Logits and hidden states are computed only at the R positions
+that predict response tokens, so an observer's long prompt needs no vocabulary projection, nor memory for it.
 """
 
 import inspect
@@ -19,17 +18,15 @@ from transformers.cache_utils import DynamicLayer
 
 from cory.parallel.devices import to_device
 
-# Families tested with stems and with masks of all positions.
+# Families tested with shared prompt prefixes and with masks over all positions.
 BY_POSITIONS = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
 
 
 class Window(NamedTuple):
-    """A ragged batch as tensors. `input_ids` leaves out the last response position, which predicts
-    nothing.
+    """A ragged batch as tensors. `input_ids` leaves out the last response position, which predicts nothing.
 
-    Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask
-    (batch, R). `prompts`, as tokens, and the lengths of responses are Python's, so that reading them
-    does not wait for the device.
+    Shapes: input_ids, attention_mask, position_ids (batch, P + R - 1); response_ids, response_mask (batch, R).
+    `prompts` (token ids) and `response_lengths` are Python objects, so reading them does not wait for the device.
     """
 
     input_ids: Tensor
@@ -45,7 +42,7 @@ class Window(NamedTuple):
         return list(map(len, self.prompts))
 
     def select(self, indices: Sequence[int]) -> "Window":
-        """The rows of these indices, in that order, without padding that all of them share."""
+        """Returns the rows at `indices`, in that order, without the padding that all of them share."""
         prompts = [self.prompts[i] for i in indices]
         response_lengths = [self.response_lengths[i] for i in indices]
         left = max(self.prompt_lengths) - max(map(len, prompts))
@@ -65,7 +62,7 @@ class Window(NamedTuple):
 
     @property
     def is_padded(self) -> bool:
-        """Whether a row of `input_ids` has padding."""
+        """Whether any row of `input_ids` has padding."""
         response_width = max(self.response_lengths) - 1
         return (
             min(self.prompt_lengths) < max(self.prompt_lengths)
@@ -73,12 +70,12 @@ class Window(NamedTuple):
         )
 
     def by_length(self, size: int, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
-        """The indices (of all rows by default) in lists of at most `size`, of rows of similar length.
+        """Yields row indices (by default of all rows) in lists of at most `size`, grouped by similar length.
 
-        Rows with the same prompt stand together.
+        Rows with the same prompt stay together.
         """
         indices = range(len(self.prompts)) if indices is None else indices
-        longest: dict[tuple[int, ...], int] = {}  # row of each prompt
+        longest: dict[tuple[int, ...], int] = {}  # length of each prompt's longest row
         for row in indices:
             prompt = self.prompts[row]
             length = len(prompt) + self.response_lengths[row]
@@ -87,16 +84,16 @@ class Window(NamedTuple):
         for row, prompt in enumerate(self.prompts):
             first_row.setdefault(prompt, row)
 
-        def place(row: int) -> tuple[int, int, int]:
+        def sort_key(row: int) -> tuple[int, int, int]:
             prompt = self.prompts[row]
             return longest[prompt], first_row[prompt], row
 
-        order = sorted(indices, key=place)
+        order = sorted(indices, key=sort_key)
         return (order[start : start + size] for start in range(0, len(order), size))
 
 
 def pad(rows: Sequence[Tensor], pad_id: int, side: str) -> tuple[Tensor, Tensor]:
-    """Token rows of different lengths as (batch, longest) ids and their 0/1 mask, padded on `side`."""
+    """Pads token rows on `side`; returns ids (batch, longest) and their 0/1 mask."""
     ids = nn.utils.rnn.pad_sequence(
         list(rows), batch_first=True, padding_value=pad_id, padding_side=side
     )
@@ -112,9 +109,10 @@ def pack(
     pad_id: int,
     device: torch.device | None = None,
 ) -> Window:
-    """Queries and responses (lists of 1-d token tensors, none empty) as one Window.
+    """Packs queries and responses (lists of 1-d token tensors, none empty) into a Window.
 
-    `device`: where the window goes from the CPU. By default it is where the tokens are.
+    Args:
+        device: device of the window; by default the tokens' device.
     """
     device = queries[0].device if device is None else device
     query_ids, query_mask = pad(queries, pad_id, "left")
@@ -134,22 +132,22 @@ def pack(
 
 
 def accepted(model: nn.Module, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a model's forward pass takes."""
+    """Returns the arguments that a model's forward pass accepts."""
     names = _parameters(type(model).forward)
     return {name: value for name, value in arguments.items() if name in names or "kwargs" in names}
 
 
 @cache
 def _parameters(function: Callable[..., Any]) -> frozenset[str]:
-    """Names of a function's parameters; asked at every pass."""
+    """Returns the names of a function's parameters; cached, as every pass needs them."""
     return frozenset(inspect.signature(function).parameters)
 
 
 def attends_by_positions(model: PreTrainedModel) -> bool:
-    """Whether a model is known to attend to all that stands before a token, and to find distances
-    by `position_ids`, so that any mask of positions is right.
+    """Whether a model is known to support any mask over positions.
 
-    Sliding windows, for example, count padding.
+    The model must attend to all tokens before a token and take distances from `position_ids`. Sliding windows, for
+    example, would count padding.
     """
     if model.config.model_type not in BY_POSITIONS:
         return False
@@ -158,15 +156,15 @@ def attends_by_positions(model: PreTrainedModel) -> bool:
 
 
 def whole_mask(model: PreTrainedModel, mask: Tensor, new: int, is_padded: bool) -> Tensor | None:
-    """The mask as transformers would make it, which would first ask the device whether there is
-    padding, and wait for the answer.
+    """Returns the mask as transformers would make it, but without asking the device whether there is padding.
 
     Args:
-        mask: (batch, positions), 0 at padding. new: how many of the positions, at the end, a pass
-            reads. is_padded: whether there is a 0.
+        mask: 0 at padding (batch, positions).
+        new: number of positions, at the end, that the pass reads.
+        is_padded: whether `mask` contains a 0.
 
-    Returns (batch, 1, new, positions), or None where nothing is padded and a pass is faster without;
-    for models with masks of their own `mask`.
+    Returns a mask (batch, 1, new, positions), or None if nothing is padded and a pass is faster without one. Models
+    that make their own masks get `mask`.
     """
     if not attends_by_positions(model) or model.config._attn_implementation != "sdpa":
         return mask
@@ -178,10 +176,10 @@ def whole_mask(model: PreTrainedModel, mask: Tensor, new: int, is_padded: bool) 
 
 
 def attends_slowly_without_mask(model: PreTrainedModel, device: torch.device) -> bool:
-    """Whether `model` on `device` would attend by torch's plain kernel, which holds all scores, if it got no mask.
+    """Whether `model` on `device` would use torch's plain attention kernel, which stores all scores, without a mask.
 
-    Transformers then leaves it to torch that several heads share keys and values, and of torch's
-    faster kernels on NVIDIA GPUs none does this in float32.
+    Without a mask, transformers leaves grouped-query attention to torch, and torch has no faster kernel for it in
+    float32 on NVIDIA GPUs.
     """
     config = model.config.get_text_config()
     heads = config.num_attention_heads
@@ -199,12 +197,13 @@ def forward(
     index: Tensor | None = None,
     cache: DynamicCache | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Logits (batch, width, vocabulary) of the last `width` positions, and the hidden states that
-    they come from.
+    """Returns logits (batch, width, vocabulary) of the last `width` positions, and the hidden states behind them.
 
-    `attention_mask`: see `whole_mask`. `cache`: of what stands before `input_ids`; the mask covers
-    it, too. `index`: (rows, R) of these positions, row after row; then there are logits (rows, R,
-    vocabulary) of those alone.
+    Args:
+        attention_mask: see `whole_mask`; it covers the cache, too.
+        index: indices (rows, R) into the flattened last `width` positions; if given, logits and hidden states are
+            computed only there, as (rows, R, ...).
+        cache: keys and values of the tokens before `input_ids`.
     """
     seen: list[Tensor] = []
 
@@ -212,7 +211,7 @@ def forward(
         hidden = args[0]
         if index is not None:
             hidden = hidden[:, -width:].flatten(0, 1)[index]
-        # A slice would be projected row by row where no gradient is needed.
+        # Contiguous, as a slice would be projected row by row if no gradient is needed.
         seen.append(hidden.contiguous())
         return (seen[-1], *args[1:])
 
@@ -227,18 +226,20 @@ def forward(
         hook.remove()
     if index is not None:
         return logits, seen[-1]
-    # A model that does not take logits_to_keep projects every position. (A slice of everything is
-    # not free either.)
+    # Models without logits_to_keep project every position. Others are not sliced, as even a full slice costs time.
     logits, hidden = (x if x.shape[1] == width else x[:, -width:] for x in (logits, seen[-1]))
     return logits, hidden
 
 
 class PassInputs(NamedTuple):
-    """What a pass over a window reads, in the order in which a policy's wrapper takes it.
+    """Inputs of a pass over a window, in the order in which a policy's wrapper takes them.
 
-    input_ids, position_ids: (batch, L). mask: see `whole_mask`. width: how many positions, the last of
-    each row, may predict. predicting: (rows of the window, R), which of these, row after row, predicts
-    each response token; None: all do, one after the other, and the width is R.
+    Args:
+        input_ids, position_ids: (batch, L).
+        mask: see `whole_mask`.
+        width: number of positions, at the end of each row, that may predict a response token.
+        predicting: index (rows of the window, R), into these positions flattened, of each response token's predictor.
+            None: all of them predict, in order, and the width is R.
     """
 
     input_ids: Tensor
@@ -249,13 +250,13 @@ class PassInputs(NamedTuple):
 
 
 class WindowPolicy(nn.Module):
-    """A policy, evaluated in the response window; no values."""
+    """A policy without value head, evaluated in the response window."""
 
     def __init__(self, pretrained_model: nn.Module) -> None:
         super().__init__()
         self.pretrained_model = pretrained_model
 
     def forward(self, *inputs: Any) -> tuple[Tensor, None]:
-        """Logits (rows, R, vocabulary), float32. `inputs`: those of `PassInputs`."""
+        """Returns float32 logits (rows, R, vocabulary); takes the fields of `PassInputs`."""
         logits, _ = forward(self.pretrained_model, *inputs)
         return logits.float(), None

@@ -1,1 +1,1 @@
-"""Collectives, FSDP2 sharding, devices."""
+"""Devices, collective operations and FSDP2 sharding."""

@@ -1,8 +1,7 @@
-"""Devices: which one a name stands for, this process's arithmetic on it, and work on several at
-the same time.
+"""Devices: choosing them by name, configuring their arithmetic, and working on several at the same time.
 
-An agent and its learner compute on the device of their plan (`cory/build.py`), a sharded policy on
-that of its process (`sharding.device_of`). Token ids of rollouts are on the CPU.
+An agent and its learner compute on the device of their plan (`cory/build.py`), a sharded policy on its process's
+device (`sharding.device_of`). Token ids of rollouts are on the CPU.
 """
 
 import ctypes
@@ -21,14 +20,13 @@ from accelerate.utils.memory import should_reduce_batch_size
 from cory.errors import UserError
 
 T = TypeVar("T")
-NAMES = r"cpu|cuda(:(0|[1-9]\d?))?"  # of devices
+NAMES = r"cpu|cuda(:(0|[1-9]\d?))?"  # pattern of device names
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that a name stands for. Raises a UserError if there is none of that name on this
-    machine.
+    """Returns the device with a name. Raises a UserError if this machine has no such device.
 
-    `auto` is a CUDA GPU or the CPU. Of several processes each has its own GPU.
+    `auto` is a CUDA GPU if there is one, else the CPU. Each of several processes gets its own GPU.
     """
     gpus = torch.cuda.device_count()
     if name == "auto":
@@ -46,17 +44,17 @@ def choose_device(name: str) -> torch.device:
 
 
 def _gpu_of_process(device: torch.device, gpus: int) -> torch.device:
-    """The GPU of this process: of several processes on a machine each has the one of its number.
+    """Returns this process's GPU: the one with its local rank, if a machine runs several processes.
 
     Raises a UserError if several processes would share a GPU.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if processes > 1 and device.index is not None:
         raise UserError(
-            f"device: expected auto or cuda with {processes} processes on this machine, of which each has a GPU of its "
-            f"own, got {str(device)!r}"
+            f"device: expected auto or cuda with {processes} processes on this machine, as each uses its own GPU, got "
+            f"{str(device)!r}"
         )
-    number = int(os.environ.get("LOCAL_RANK", "0"))  # 0, too, where each process sees its GPU alone
+    number = int(os.environ.get("LOCAL_RANK", "0"))  # also 0 if each process sees only its own GPU
     if processes > 1 and number >= gpus:
         raise UserError(
             f"device: expected at most as many processes as this machine has GPUs, {gpus}, got {processes} "
@@ -66,11 +64,11 @@ def _gpu_of_process(device: torch.device, gpus: int) -> torch.device:
 
 
 def machine_name(device: torch.device) -> str:
-    """Names what computes: the GPU, or the CPU and its widest vector instructions."""
+    """Returns the name of the GPU, or of the CPU with its widest vector instructions."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     instructions = torch.backends.cpu.get_cpu_capability()
-    # Training in bf16 is faster on a CPU that multiplies bf16 numbers itself, which torch's name leaves out.
+    # Native bf16 instructions speed up training in bf16; torch's name does not mention them.
     if "avx512_bf16" in _cpuinfo("flags"):
         instructions += "-BF16"
     return f"{processor()}, {instructions}"
@@ -82,7 +80,7 @@ def processor() -> str:
 
 
 def _cpuinfo(key: str) -> str:
-    """Returns an entry of Linux's /proc/cpuinfo, or an empty text where there is none."""
+    """Returns an entry of Linux's /proc/cpuinfo, or an empty text if there is none."""
     file = Path("/proc/cpuinfo")
     for line in file.read_text().splitlines() if file.exists() else []:
         name, _, value = line.partition(":")
@@ -92,74 +90,71 @@ def _cpuinfo(key: str) -> str:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """The context of a model's passes by `precision`: weights and activations are rounded to bfloat16 in `bf16`."""
+    """Returns the context for a model's passes: `bf16` rounds weights and activations to bfloat16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
 def configure(device: torch.device, sharded: bool = False) -> None:
-    """Sets this process's arithmetic and memory for training and sampling on `device`; call it
-    before loading models.
+    """Configures this process's arithmetic and memory for `device`; call it before loading models.
 
-    `sharded`: whether the agents are split over processes.
+    Args:
+        sharded: whether the agents are sharded over processes.
     """
     if device.type == "cpu":
         _configure_cpu(sharded)
-    # Attention by cuDNN, torch's first choice on an H100, has wrong gradients where a mask is passed
-    # (https://github.com/pytorch/pytorch/issues/196678), and plans anew for each length of a growing cache.
+    # cuDNN's attention, torch's first choice on an H100, has wrong gradients with a mask
+    # (https://github.com/pytorch/pytorch/issues/196678), and makes a new plan for each length of a growing cache.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda":
-        torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that have them
+        torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that support them
 
 
 def _configure_cpu(sharded: bool) -> None:
-    """Numbers below 1e-38 count as 0: many of them make PyTorch's GELU take six times as long.
+    """Flushes denormal numbers to 0, and tunes glibc's memory allocation.
 
-    Freed memory stays with the process (glibc): else the pages of every large array go back to the
-    system and are asked for again. Where agents are sharded they do go back, to save memory: layers
-    come and go, and what is freed between them would not be used again.
+    Denormals, below 1e-38, can make PyTorch's GELU six times slower. Freed memory stays with the process, since
+    returning the pages of every large array to the system and requesting them again takes time. With sharded agents
+    the pages are returned, to save memory: layers come and go, and memory freed in between would not be reused.
     """
-    torch.set_flush_denormal(True)  # threads that are started later do the same
+    torch.set_flush_denormal(True)  # threads started later inherit this
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is None:
         return
     if sharded:
-        mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: every array from 256 KiB on gets pages of its own
+        mallopt(-3, 2**18)  # M_MMAP_THRESHOLD: arrays of 256 KiB or more get their own pages
     else:
-        mallopt(-4, 0)  # M_MMAP_MAX: no array gets pages of its own
+        mallopt(-4, 0)  # M_MMAP_MAX: no array gets its own pages
         mallopt(-1, 2**31 - 1)  # M_TRIM_THRESHOLD
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error says that a device, or one of its libraries, has no memory left."""
+    """Whether an error reports that a device, or one of its libraries, is out of memory."""
     return should_reduce_batch_size(error) or any(
         text in str(error) for text in ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
     )
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A tensor on `device`; one of the CPU without waiting for it: page-locked memory is read while
-    the program goes on.
-    """
+    """Moves a tensor to `device`; from the CPU through page-locked memory, so that the program need not wait."""
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """What each of `calls` returns, each in a thread with its share of the CPU's cores; PyTorch
-    releases Python's lock.
+    """Runs `calls` in parallel and returns their results.
 
-    All of them come to their end, also if one fails. Raises the first error, in the order of
-    `calls`; others are noted on it.
+    Each runs in a thread with its share of the CPU's cores; PyTorch releases Python's lock. All of them finish even if
+    one fails. Raises the first error in the order of `calls`, with the others as notes.
     """
     cores = torch.get_num_threads()
     share = max(1, cores // len(calls))
-    # The number of threads belongs to the thread that sets it, so this one keeps its own.
+    # torch's number of threads is local to the thread that sets it, so this thread keeps its own.
     with ThreadPoolExecutor(
         len(calls), initializer=torch.set_num_threads, initargs=(share,)
     ) as pool:
         futures = [pool.submit(call) for call in calls]
-    # But threads that are started later take the number that was set last.
+    # Threads started later, however, take the number that was set last.
     torch.set_num_threads(cores)
 
     errors = [error for future in futures if (error := future.exception()) is not None]

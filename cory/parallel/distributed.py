@@ -1,7 +1,7 @@
-"""Several processes: collective operations, which do nothing in a single one.
+"""Collective operations between processes; with a single process they do nothing.
 
-Each process holds all agents, whole or sharded, and answers its share of the queries. A process that fails dies with
-its traceback, and the launcher ends the others. Nothing is agreed upon but numbers.
+Each process holds all agents, whole or sharded, and answers its share of the queries. A process that fails exits with
+its traceback, and the launcher ends the others: processes do not exchange errors.
 """
 
 import os
@@ -16,23 +16,25 @@ from accelerate import PartialState
 from cory.config import Config
 from cory.errors import UserError
 
-# That a process waits for the others before it takes them for dead.
+# How long a process waits for the others before it gives up.
 TIME_LIMIT = timedelta(minutes=20)
 T = TypeVar("T")
 
 
 def start(device: torch.device) -> None:
-    """Starts the process group if torchrun or accelerate has launched several processes; `device`
-    is this one's.
+    """Starts the process group if torchrun or accelerate has launched several processes.
 
-    Call this before any other use of accelerate, or each process takes itself for the only one.
+    Call this before any other use of accelerate; otherwise each process assumes that it is the only one.
 
-    Raises a UserError: this process is one of several and has begun on another kind of device, or a variable of the
-    environment is not what torchrun would set.
+    Args:
+        device: this process's device.
+
+    Raises a UserError if this process is one of several and already uses another kind of device, or if an environment
+    variable is not as torchrun sets it.
     """
     try:
         state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT)
-    except ValueError as error:  # of MASTER_PORT, WORLD_SIZE, ...
+    except ValueError as error:  # due to MASTER_PORT, WORLD_SIZE, ...
         raise UserError(f"processes: expected the environment of torchrun, got: {error}") from None
     if state.num_processes > 1 and state.device.type != device.type:
         raise UserError(
@@ -44,19 +46,19 @@ def start(device: torch.device) -> None:
 
 
 def check(config: Config) -> None:
-    """Raises a UserError if the settings do not fit the processes, or exclude each other across processes."""
+    """Raises a UserError if the settings do not fit the number of processes or the launcher."""
     kind = PartialState().distributed_type.value
     if kind in ("DEEPSPEED", "FSDP"):
         raise UserError(
             f"accelerate: expected plain data parallelism (configs/accelerate/), got {kind}: two agents in one process "
             "cannot share its engine. parallel.shard: full splits agents over processes."
         )
-    # Set by `accelerate launch`. It would hold for the policy's passes in an update alone.
+    # Set by `accelerate launch`. It would apply only to the policy's passes in an update.
     mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if mixed_precision != "no":
         raise UserError(
-            f"accelerate: expected mixed_precision: no, got {mixed_precision}. For bfloat16, which then also holds for "
-            "sampling and the reference: --precision bf16."
+            f"accelerate: expected mixed_precision: no, got {mixed_precision}. --precision bf16 gives bfloat16 passes, "
+            "also in sampling and for the reference."
         )
     processes = world_size()
     if config.device_per_agent and processes > 1:
@@ -94,7 +96,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """This process's number, from 0."""
+    """This process's rank, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -104,13 +106,13 @@ def is_main() -> bool:
 
 
 def barrier() -> None:
-    """Waits until all processes have come here."""
+    """Waits until all processes have reached this point."""
     if world_size() > 1:
         dist.barrier()
 
 
 def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a tensor over all processes."""
+    """Returns the sum of a tensor over all processes."""
     if world_size() == 1:
         return tensor
     total = tensor.clone()
@@ -119,7 +121,7 @@ def all_reduce_sum(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def all_reduce_max(value: float) -> float:
-    """The largest of a number over all processes."""
+    """Returns the maximum of a number over all processes."""
     if world_size() == 1:
         return value
     largest = torch.tensor(float(value), device=PartialState().device)
@@ -128,15 +130,15 @@ def all_reduce_max(value: float) -> float:
 
 
 def gather_rows(rows: Sequence[T]) -> list[T]:
-    """The rows of all processes, one process's after the other's."""
+    """Returns the rows of all processes, in the order of their ranks."""
     by_rank = [list(rows)] * world_size()
     if len(by_rank) > 1:
         dist.all_gather_object(by_rank, list(rows))
-    return [row for rows_of_process in by_rank for row in rows_of_process]
+    return [row for rank_rows in by_rank for row in rank_rows]
 
 
 def broadcast_object(value: T | None) -> T:
-    """The main process's value, in all of them; those of the others do not matter."""
+    """Returns the main process's value on all processes; the other processes' values are ignored."""
     values = [value]
     if world_size() > 1:
         dist.broadcast_object_list(values, src=0)
@@ -144,11 +146,11 @@ def broadcast_object(value: T | None) -> T:
 
 
 def share_of_rows(rows: int) -> slice:
-    """This process's share of `rows`, a multiple of the number of processes."""
+    """Returns this process's share of `rows`, which must be a multiple of the number of processes."""
     share = rows // world_size()
     return slice(rank() * share, (rank() + 1) * share)
 
 
 def even(rows: int) -> int:
-    """At most `rows`, and equally many for each process that shares them, so that all run equally many batches."""
+    """Rounds `rows` down to a multiple of the number of processes, so that all run equally many batches."""
     return rows - rows % world_size()

@@ -1,8 +1,7 @@
-"""Policies split over processes, layer by layer, by PyTorch's FSDP2; without effect on those that
-are not.
+"""Shards policies over processes, layer by layer, by PyTorch's FSDP2; no effect on policies that are not sharded.
 
-Each process computes with whole layers, which are put together before they are used and dropped
-after. So all processes must run equally many passes, whatever their prompts and responses are.
+Each process computes with full layers, which are gathered before use and dropped afterwards. All processes must
+therefore run equally many passes, whatever their prompts and responses are.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,11 +23,10 @@ W = TypeVar("W", bound=nn.Module)
 
 
 def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
-    """Shards a policy in its wrapper, in place, if `parallel.shard` asks for it and it is not
-    sharded yet.
+    """Shards a wrapped policy in place, if `parallel.shard` asks for it and it is not sharded yet.
 
-    `precision`: with `bf16`, layers are put together and computed in bfloat16, gradients are summed
-    in float32.
+    Args:
+        precision: `bf16` gathers and computes layers in bfloat16, and reduces gradients in float32.
     """
     if parallel.shard == "none":
         return wrapped
@@ -39,17 +37,17 @@ def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
         else MixedPrecisionPolicy()
     )
     shard = partial(fully_shard, mesh=_mesh(), reshard_after_forward=True)
-    if not is_sharded(policy):  # LoRA agents may share it
+    if not is_sharded(policy):  # LoRA agents share a policy
         names = getattr(policy, "_no_split_modules", None) or ()
         layers = [module for module in policy.modules() if type(module).__name__ in names]
-        for layer in reversed(layers):  # one within another goes first
+        for layer in reversed(layers):  # inner layers first
             shard(layer, mp_policy=half)
         shard(policy, mp_policy=half)
-    # The value head; its own root, as sampling starts at the policy.
+    # The value head is a root of its own, as sampling calls only the policy.
     for child in wrapped.children():
         if child is not policy and not is_sharded(child):
             shard(child)
-    wrapped._is_accelerate_prepared = True  # type: ignore[assignment]  # accelerate would wrap it for plain data parallelism
+    wrapped._is_accelerate_prepared = True  # type: ignore[assignment]  # else accelerate wraps it for data parallelism
     return wrapped
 
 
@@ -59,24 +57,25 @@ def _mesh() -> DeviceMesh:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether a policy is split over processes."""
+    """Whether a policy is sharded over processes."""
     return isinstance(model, FSDPModule)
 
 
 def placed(wrapped: W, device: torch.device) -> W:
-    """A policy in its wrapper on the device; shards are where they have to be."""
+    """Moves a wrapped policy to the device, unless it is sharded."""
     return wrapped if any(map(is_sharded, wrapped.children())) else wrapped.to(device)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a policy computes."""
+    """Returns the device on which a policy computes."""
     return next(model.parameters()).device
 
 
 @contextmanager
 def gathered(policy: nn.Module) -> Iterator[None]:
-    """In this context, processes may run the policy, without gradient, on batches and lengths of
-    their own: it is put together in the first pass and kept until the end.
+    """Keeps the full policy in memory within the context, so that processes may run different numbers of passes.
+
+    The first pass gathers it. Passes must be without gradient.
     """
     if not isinstance(policy, FSDPModule):
         yield
@@ -90,27 +89,27 @@ def gathered(policy: nn.Module) -> Iterator[None]:
 
 
 def least(value: int) -> int:
-    """The smallest of a number over all processes."""
+    """Returns the minimum of a number over all processes."""
     return -int(distributed.all_reduce_max(-value))
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor put together from all processes; all of them must ask for it."""
+    """Gathers a tensor from all processes, which must all call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def gathered_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors, put together in the main process's memory; none in the others. All of them must call this."""
+    """Gathers tensors in the main process's memory; the others get none. All processes must call this."""
     gathered = {}
     for name, tensor in tensors.items():
-        together = whole(tensor)
+        full_tensor = whole(tensor)
         if distributed.is_main():
-            gathered[name] = together.cpu()
+            gathered[name] = full_tensor.cpu()
     return gathered
 
 
 def part_like(tensor: Tensor, other: Tensor) -> Tensor:
-    """A whole tensor, on the device of `other`, and where that is sharded the part of it that belongs here."""
+    """Moves a full tensor to the device of `other`; if `other` is sharded, returns this process's shard."""
     tensor = tensor.to(other.device)
     if not isinstance(other, DTensor) or tensor.shape != other.shape:
         return tensor
@@ -118,15 +117,15 @@ def part_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def whole_weights(policy: nn.Module, name: str = "") -> dict[str, Tensor]:
-    """A policy's weights with `name` in their names, put together in the main process's memory; none in the others."""
+    """Gathers a policy's weights with `name` in their names in the main process's memory; the others get none."""
     weights: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}  # tied weights stay tied
     for key, tensor in policy.state_dict(keep_vars=True).items():
         if name in key:
             if id(tensor) not in seen:
-                together = whole(tensor.detach())
+                full_tensor = whole(tensor.detach())
                 seen[id(tensor)] = (
-                    together.cpu() if distributed.is_main() else together.new_empty(0)
+                    full_tensor.cpu() if distributed.is_main() else full_tensor.new_empty(0)
                 )
             weights[key] = seen[id(tensor)]
     return weights if distributed.is_main() else {}
