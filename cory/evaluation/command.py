@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 CHANGES = ("--task.", "--model.", "--sampling.")  # flags that change keys of these blocks
 # Settings that may name local folders or devices, left out of evaluation.json.
-OF_THE_MACHINE = ("models", "base", "task", "model", "only", "device", "output")
+MACHINE_SETTINGS = ("models", "base", "task", "model", "only", "device", "output")
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
@@ -125,7 +125,7 @@ def evaluate(
         costs = cost_titles() if has_chains else {}
         content = {
             "settings": {
-                key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
+                key: value for key, value in asdict(settings).items() if key not in MACHINE_SETTINGS
             },
             "description": description,
             "notes": [*dict.fromkeys(notes)],

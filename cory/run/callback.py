@@ -49,9 +49,9 @@ class Trainer(Protocol):
 class Callback:
     """Runs code at fixed points of a run.
 
-    Override the methods you need and pass an instance to `CoryTrainer(..., callbacks=[...])`. All methods are called in every process. `trainer` has the run's `config`, `agents`, `task`,
-    `schedule` and, while it trains, `run`. Setting `trainer.should_stop = True` in any process saves the
-    state and ends the run after the current iteration.
+    Override the methods you need and pass an instance to `CoryTrainer(..., callbacks=[...])`. All methods are called in
+    every process. `trainer` has the run's `config`, `agents`, `task`, `schedule` and, while it trains, `run`. Setting
+    `trainer.should_stop = True` in any process saves the state and ends the run after the current iteration.
 
     An error raised by a method ends the run. Its message names the newest checkpoint and the command that continues
     from there.

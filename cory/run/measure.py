@@ -172,7 +172,7 @@ def describe(
     read: Sequence[str],
     team_rewards: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns a record (docs/metrics.md) of each response in `rows`, role by role; branching chains have only the first.
+    """Returns a record (docs/metrics.md) of each response in `rows`, role by role; of branches, only the first.
 
     Args:
         chain: the agents, in the order of their roles.
