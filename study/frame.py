@@ -188,7 +188,7 @@ class Study:
         return str(base["group"].iloc[0]) if len(base) else None
 
     def without_frozen(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Returns a frame's rows without frozen agents that are trained beside learning ones.
+        """Returns a frame's rows without agents that are frozen beside learning ones.
 
         A frozen agent's KL is recorded as 0, as no update measures it.
         """
