@@ -83,7 +83,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         failed += not passed
         print(f"{folder.name}: {message}", flush=True)
     if failed:
-        raise UserError(f"{failed} of {len(folders)} folders of results are not those of this code")
+        raise UserError(f"{failed} of {len(folders)} folders of results do not match this code")
 
 
 if __name__ == "__main__":

@@ -229,7 +229,7 @@ def read_runs(folders: Sequence[Path]) -> Study:
         if changes or run in studies:
             problem = ", ".join(changes) or f"seed {settings['seed']} twice"
             raise UserError(
-                f"runs: expected runs of {name} that differ in their seed alone, got {problem}"
+                f"runs: expected runs of {name} that differ only in their seed, got {problem}"
             )
         if is_single(settings):
             baselines.append(name)

@@ -54,7 +54,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         evaluation = RunEvaluation(settings.evaluate, home / "evaluation", threads)
     elif args.discard_agents:
         raise UserError(
-            "--discard-agents: expected a scale with `evaluate`, which judges agents first"
+            "--discard-agents: expected a scale with `evaluate`, which evaluates agents first"
         )
     single = next((item for item in planned if is_single(item.settings)), planned[0])
     baseline = experiment.baseline or single.label
@@ -70,7 +70,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     missing.sort(key=lambda item: item.seed)
     if args.engine == "ray" and any(item.starts_from for item in missing):
         raise UserError(
-            "--engine: expected local where runs start from other runs of the experiment, got ray"
+            "--engine: expected local, as runs start from other runs of the experiment, got ray"
         )
     print(
         f"# {experiment.title}, {scale}: {counted(len(planned), 'run')}, {len(missing)} to make or to continue",

@@ -96,7 +96,7 @@ def read_experiment(path: Path) -> Experiment:
     for name, scale in experiment.scales.items():
         if (scale.values is None) != (experiment.over is None):
             raise UserError(
-                f"{path}: scales.{name}.values: expected values exactly where the experiment has `over`, got "
+                f"{path}: scales.{name}.values: expected values if, and only if, the experiment has `over`, got "
                 f"{scale.values}, over {experiment.over}"
             )
     for label, runs in experiment.runs.items():

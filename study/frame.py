@@ -95,7 +95,7 @@ class Study:
         base = self.runs[self.runs["baseline"]]
         if base.empty:
             raise UserError(
-                f"baseline: expected a run of it that has ended, got only those of {self.groups}"
+                f"baseline: expected at least one of its runs to have ended, got only runs of {self.groups}"
             )
         return base
 

@@ -117,7 +117,7 @@ def _held_out_points(study: Study, calls: int) -> pd.DataFrame:
         LookupError: evaluations do not have so many calls.
     """
     if calls not in CALLS:
-        raise LookupError(f"no number of calls {calls} among {list(CALLS)}")
+        raise LookupError(f"no evaluation in {calls} calls among {list(CALLS)}")
     columns = {"task_reward": "task_reward", "kl": "chain_kl"}
     by_run = {
         name: held_out_by_seed(study, metric, calls).stack() for name, metric in columns.items()

@@ -120,7 +120,9 @@ def _check_groups_differ(planned: Sequence[Planned]) -> None:
     """Raises a UserError if two groups would have the same folders or the same settings."""
     for one, other in itertools.combinations(first_of_groups(planned), 2):
         if one.folder == other.folder:
-            raise UserError(f"runs: expected names that make other folders than {one.folder.name}")
+            raise UserError(
+                f"runs: expected names with different folders, got {one.folder.name} twice"
+            )
         if one.settings == other.settings:
             raise UserError(
                 f"runs: expected groups whose settings differ, got {one.group!r} and {other.group!r}"
@@ -134,7 +136,7 @@ def _check_order(planned: Sequence[Planned]) -> None:
         for folder in item.starts_from:
             if not earlier & set(folder.parents):
                 raise UserError(
-                    f"runs.{item.label}: expected the folder of a run of a group before it, got {str(folder)!r}"
+                    f"runs.{item.label}: expected the folder of a run of an earlier group, got {str(folder)!r}"
                 )
         earlier.add(item.folder)
 

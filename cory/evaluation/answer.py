@@ -170,7 +170,7 @@ def _check_tokens(source: ModelSource, model: LoadedModel, base: LoadedModel) ->
     if not is_same or sizes[0] != sizes[1]:
         raise UserError(
             f"models: expected a model with the {sizes[1]} tokens of its base {source.base.name!r}, for a KL between "
-            f"them, got {source.model.name!r} with {sizes[0]}{'' if is_same else ', of which some differ'}"
+            f"them, got {source.model.name!r} with {sizes[0]}{'' if is_same else ', some of them different'}"
         )
 
 

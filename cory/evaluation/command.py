@@ -181,7 +181,7 @@ def shares_in_training(
         except UserError as error:
             shares[run_label(run)] = None
             print(
-                f"Not known how many held-out queries {run} was trained on: {error}",
+                f"Unknown how many held-out queries {run} was trained on: {error}",
                 file=sys.stderr,
             )
     return shares
@@ -191,7 +191,7 @@ def describe_queries(queries: Sequence[str], shares: Mapping[str, float | None])
     """Describes how many queries there are, how many are distinct, and how many were trained on.
 
     >>> describe_queries(["a", "b", "a"], {"one": 0.0, "two": 1 / 3, "three": None})
-    '3 queries (2 distinct), 0 to 33.3 % of them also in training, not known of three'
+    '3 queries (2 distinct), 0 to 33.3 % of them also in training, unknown for three'
     """
     text = "1 query" if len(queries) == 1 else f"{len(queries)} queries"
     distinct = len(set(queries))
@@ -203,9 +203,9 @@ def describe_queries(queries: Sequence[str], shares: Mapping[str, float | None])
         ends = dict.fromkeys(f"{100 * share:.3g}" for share in (min(numbers), max(numbers)))
         text += f", {' to '.join(ends)} % of them also in training"
     elif unknown:
-        text += ", how many of them also in training"
+        text += ", share also in training"
     if unknown:
-        text += f", not known of {', '.join(unknown)}"
+        text += f", unknown for {', '.join(unknown)}"
     return text
 
 
@@ -257,7 +257,7 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
         kind = checked_kind(run, kind)
     if kind is None:
         raise UserError(
-            "models: expected at least one folder of a run, whose prompts are used: RUN, not RUN/agent_1; got "
+            "models: expected at least one run's folder (RUN, not RUN/agent_1), which provides the prompts, got "
             f"{settings.models}"
         )
     settings.task = flag_values(blocks(kind.config)["task"], settings.task)
@@ -326,7 +326,7 @@ def checked_kind(run: Path, expected: TaskKind[Any] | None) -> TaskKind[Any]:
         )
     if expected is not None and kind.name != expected.name:
         raise UserError(
-            f"{run}: expected a run of {expected.name}, got one of {kind.name}. Any run is evaluated by: "
+            f"{run}: expected a run of {expected.name}, got one of {kind.name}. This command evaluates any run: "
             f"python -m cory.evaluation {shlex.quote(str(run))}"
         )
     return kind

@@ -218,7 +218,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
     names = [row.name for row in rows]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"models: expected folders of different names, got two rows {twice!r}")
+        raise UserError(f"models: expected folders with different names, got two rows {twice!r}")
     if settings.only is not None:
         rows = [row for row in rows if row.name.startswith(f"{run_label(Path(settings.only))}/")]
     return Lineup(
@@ -268,7 +268,7 @@ def _references(solo: Sequence[Row]) -> list[str]:
     if len(measured) < 2:
         return []
     parts = [f"of {', '.join(names)} to {reference}" for reference, names in measured.items()]
-    return [f"KL and combined rewards are to different references: {'; '.join(parts)}"]
+    return [f"KL and combined rewards have different references: {'; '.join(parts)}"]
 
 
 def _untrained_chains(solo: Sequence[Row], agents: Sequence[Row], config: Config) -> list[Row]:

@@ -331,4 +331,6 @@ def _draw_curves(run: Run, first_role: str, note: str) -> None:
 
         plot_curves(run.history, run.folder / "curves.png", first_role, note)
     except Exception as error:
-        warnings.warn(f"curves.png could not be drawn ({error}); all else is saved", stacklevel=2)
+        warnings.warn(
+            f"curves.png could not be drawn ({error}); everything else is saved", stacklevel=2
+        )

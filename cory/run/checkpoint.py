@@ -260,7 +260,7 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
     )
     if saved.processes != distributed.world_size():
         raise UserError(
-            f"resume: expected {saved.processes} processes, with which {folder} began, got {distributed.world_size()}"
+            f"resume: expected {saved.processes} processes, as when {folder} began, got {distributed.world_size()}"
         )
     if config.iterations < saved.iteration:
         raise UserError(
@@ -305,7 +305,7 @@ def _load(
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
         raise _damaged(path, error, config) from None
     if len(saved.callbacks) != len(callbacks):
-        raise UserError(f"resume: expected the callbacks with which {folder} began, got others")
+        raise UserError(f"resume: expected the same callbacks as when {folder} began, got others")
     for callback, callback_state in zip(callbacks, saved.callbacks, strict=True):
         callback.load_state_dict(callback_state)
     state.iteration = saved.iteration
@@ -352,7 +352,9 @@ def _advice(run: Path, config: Config, state: RunState, error: Exception) -> str
         return f"No checkpoint is saved. {_new_run(run, config)}"
     text = f"The newest checkpoint is {paths[-1]}."
     if isinstance(error, NotFinite):
-        return f"{text} Continued, it would fail again: try a new run with a smaller ppo.learning_rate."
+        return (
+            f"{text} Continuing would fail again: try a new run with a smaller ppo.learning_rate."
+        )
     is_done = state.stopped_by is not None or state.iteration == config.iterations
     if is_done and finished_iterations(run) == state.iteration:
         return f"{text} The run is finished, and its agents are saved."

@@ -103,9 +103,7 @@ def run_page(folder: Path, method: str) -> Page:
     if summary.get("stopped"):
         page.notes.append(ended_early(summary, planned))
     if "best" in summary:
-        page.facts.append(
-            f"best agents: those of iteration {summary['best']['iterations']}, in best/"
-        )
+        page.facts.append(f"best agents: after iteration {summary['best']['iterations']}, in best/")
     # Counts an agent once per iteration, even if it holds several roles.
     flagged = {
         (row["agent"], flag, row["iteration"]) for row in rows for flag in row.get("flags", [])

@@ -59,7 +59,7 @@ class Trackers(Callback):
         except Exception as error:
             reason = " ".join(str(error).split())
             run.say(
-                f"Warning: {self.tracker.name} has failed and gets nothing more of this run ({reason})."
+                f"Warning: {self.tracker.name} has failed; the rest of this run is not logged to it ({reason})."
             )
             self.tracker = None
 
