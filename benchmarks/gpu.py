@@ -1,16 +1,16 @@
-"""One CORY iteration on a GPU beside examples/minimal.py: a table to paste. Ten minutes, no network.
+"""Times one CORY iteration on a GPU against examples/minimal.py, and prints a table. Ten minutes, no network.
 
     python -m benchmarks.gpu                       # GPT-2, GPT2-Large and Qwen2.5-0.5B, fp32 and bf16
     python -m benchmarks.gpu --sizes GPT-2         # one of them
     python -m benchmarks.gpu --small               # the same at small width, on any machine
 
-Two agents, all weights trained by PPO with four epochs, batch 64, queries of 2 to 8 tokens,
-responses of 16, the KL of the whole vocabulary, a DistilBERT as reward. Weights are random, of the
-published sizes; Qwen2.5-0.5B is a Llama of its sizes. Each row is a process of its own; seconds are
-medians. Models are written to the folder for temporary files, 3.5 GB at a time.
+PPO trains all weights of two agents: four epochs, batch 64, queries of 2 to 8 tokens, responses of
+16 tokens, the KL over the whole vocabulary, and a DistilBERT as reward. Weights are random, of the
+published sizes; Qwen2.5-0.5B is a Llama of the same sizes. Each row is measured in its own process;
+seconds are medians. Models are written to the folder for temporary files, 3.5 GB at a time.
 
-vLLM's rows need a server for one size, started on the model that this keeps (docs/scaling.md has
-the server's command):
+Rows of vLLM need a server for one size, started on a model that this script keeps (docs/scaling.md
+has the server's command):
 
     python -m benchmarks.gpu --sizes GPT-2 --models FOLDER           # the model is FOLDER/GPT-2/policy
     python -m benchmarks.gpu --sizes GPT-2 --models FOLDER --server http://127.0.0.1:8000
@@ -42,7 +42,7 @@ GIB = 2**30
 
 
 def small(shape: Shape) -> Shape:
-    """The same architecture at a size for a CPU."""
+    """Returns the same architecture at a size for a CPU."""
     return replace(
         shape,
         layers=shape.layers // 12,
@@ -55,8 +55,8 @@ def small(shape: Shape) -> Shape:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Of one way in this process: seconds by phase, medians after a first iteration, peak memory,
-    rows of a pass of an update, and the machine.
+    """Measures one way in this process: median seconds by phase after a first iteration, peak memory, rows per pass of
+    an update, and the machine.
     """
     import torch
 
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def machine(device: Any) -> str:
-    """The device with its memory, and the versions."""
+    """Describes the device, its memory and the libraries' versions."""
     import psutil
     import torch
 
@@ -108,7 +108,7 @@ def machine(device: Any) -> str:
 
 
 def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict[str, Any] | str:
-    """`measure` in a process of its own; if it fails, the last line of its error."""
+    """Calls `measure` in its own process; returns the last line of its error if it fails."""
     command = [sys.executable, "-m", "benchmarks.gpu", *argv, "--sizes", size]
     command += ["--precision", precision, "--way", way]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -120,7 +120,7 @@ def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict
 
 
 def report(options: argparse.Namespace, argv: list[str]) -> str:
-    """The measured table. Rows are printed to stderr as they come."""
+    """Measures all rows and returns the table. Rows are printed to stderr when they are complete."""
     ways = ["minimal", "ours", *(["vLLM"] if options.server else [])]
     header = ["size", "precision", "way", *(f"{phase} s" for phase in (*PHASES, "total"))]
     header += ["total / minimal", "peak GiB", "rows of a pass"]

@@ -1,10 +1,10 @@
-"""One CORY iteration, timed side by side: ours, two stock TRL trainers, and examples/minimal.py.
+"""Times one CORY iteration side by side: ours, two stock TRL trainers, and examples/minimal.py.
 
     python benchmarks/iteration.py --shape gpt2_small                # all shapes: benchmarks/shapes.py
 
-The ways are described in benchmarks/ways.py. All run in turn in one process, and the order of turns rotates; the table
-has medians. Memory is measured in a process of its own for each way. The C library's memory settings are cory's for
-ours and minimal, and the library's own for stock.
+benchmarks/ways.py describes the ways. They take turns in one process, in rotating order; the table has medians. Memory
+is measured in a separate process for each way. The C library's memory settings are cory's for ours and minimal, and its
+defaults for stock.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.ways import PHASES, Bench, Seconds, memory_as  # noqa: E402
 def interleaved(
     ways: dict[str, Callable[[int], Seconds]], repeats: int
 ) -> dict[str, list[Seconds]]:
-    """Runs every way in turn, after a warm-up round; each round starts with another way."""
+    """Runs all ways in turn, after a warm-up round. Each round starts with another way."""
     names = list(ways)
     seconds: dict[str, list[Seconds]] = {name: [] for name in names}
     for k in range(repeats + 1):
@@ -43,9 +43,10 @@ def interleaved(
 
 
 def peak_memory(bench: Bench, name: str) -> dict[str, float]:
-    """MiB of one iteration after a first: its peak above the process without models, and above its start.
+    """Measures the second iteration's peak memory in MiB: `peak`, above the process without models, and `extra`, above
+    the iteration's start.
 
-    Call it in a process of its own. On the CPU: resident memory; on a GPU: what torch allocated.
+    Must be called in a separate process. Counts resident memory on a CPU, and torch's allocations on a GPU.
     """
     import torch
 
@@ -68,7 +69,7 @@ def peak_memory(bench: Bench, name: str) -> dict[str, float]:
 
 
 def warm_up(bench: Bench, name: str) -> None:
-    """One iteration of a minimal shape, which loads every library that a way needs."""
+    """Runs one iteration of a minimal shape, which loads every library that a way needs."""
     shape = Shape(layers=1, width=64, vocabulary=64, batch=2, query=(2, 2), observer=2, response=2, reward_layers=1,
                   reward_width=64)  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +78,7 @@ def warm_up(bench: Bench, name: str) -> None:
 
 
 def resident(field: str) -> float:
-    """MiB of this process: VmRSS is the current value, VmHWM the peak since the last reset. Trims freed memory."""
+    """Trims freed memory and returns this process's MiB: VmRSS is current, VmHWM the peak since the last reset."""
     import ctypes
 
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -88,7 +89,7 @@ def resident(field: str) -> float:
 
 
 def measured_apart(options: argparse.Namespace, shape: Shape, name: str) -> dict[str, float]:
-    """`peak_memory` in a process of its own."""
+    """Calls `peak_memory` in a separate process."""
     command = [sys.executable, __file__, "--way", name, "--sizes", json.dumps(asdict(shape))]
     command += ["--device", options.device, "--precision", options.precision]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -98,12 +99,12 @@ def measured_apart(options: argparse.Namespace, shape: Shape, name: str) -> dict
 
 
 def table(rows: list[list[str]], header: list[str]) -> str:
-    """Markdown."""
+    """Formats rows as a Markdown table."""
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
 
 
 def hardware() -> str:
-    """The processor and torch, in words."""
+    """Describes the processor, threads and torch's version."""
     import torch
 
     from cory.parallel.devices import choose_device, machine_name
@@ -113,13 +114,13 @@ def hardware() -> str:
 
 
 def medians(runs: list[Seconds]) -> Seconds:
-    """By phase, and the median of the totals."""
+    """Returns the median seconds of each phase, and of the total."""
     result = {phase: statistics.median(run[phase] for run in runs) for phase in PHASES}
     return result | {"total": statistics.median(sum(run.values()) for run in runs)}
 
 
 def measure_time(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
-    """Interleaved seconds of all ways."""
+    """Measures the seconds of all ways, interleaved."""
     names = options.ways.split(",")
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(shape, Path(folder), options.device, options.precision)
@@ -129,7 +130,7 @@ def measure_time(options: argparse.Namespace, shape: Shape) -> dict[str, Any]:
 
 
 def report(options: argparse.Namespace, shape: Shape) -> tuple[str, dict[str, Any]]:
-    """Time and memory of every way, as Markdown and as numbers."""
+    """Measures time and memory of every way. Returns a Markdown table and the numbers."""
     names = options.ways.split(",")
     result = measure_time(options, shape)
     memory = {name: measured_apart(options, shape, name) for name in names}
@@ -166,7 +167,9 @@ def main() -> None:
     )
     parser.add_argument("--shape", choices=SHAPES, default="small_pair")
     parser.add_argument(
-        "--ways", default="ours,minimal,stock,stock_all", help="which, separated by commas"
+        "--ways",
+        default="ours,minimal,stock,stock_all",
+        help="ways to measure, separated by commas",
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")

@@ -1,11 +1,11 @@
-"""Kills a training with SIGKILL at random moments, and compares what it ends with to an unbroken one.
+"""Kills a training with SIGKILL at random moments, and compares its result with an unbroken run's.
 
     python benchmarks/kills.py                  # 30 kills of one process, then 30 of two (torchrun)
     python benchmarks/kills.py --kills 3 2      # fewer
     TMPDIR=/dev/shm python benchmarks/kills.py  # in memory
 
-After each kill the same command starts again, as on a cluster: `--output RUN --resume auto`. metrics.jsonl and the
-weights of both agents must be equal to the byte to those of an unbroken run. Exit status 1 if they are not.
+After each kill, the same command starts again, as on a cluster: `--output RUN --resume auto`. The final metrics.jsonl
+and both agents' weights must equal an unbroken run's, byte for byte. The exit status is 1 if they do not.
 """
 
 import argparse
@@ -28,7 +28,7 @@ FILES = ("metrics.jsonl", "agent_1/model.safetensors", "agent_2/model.safetensor
 
 
 def start(run: Path, processes: int, iterations: int) -> psutil.Popen:
-    """Starts or continues a run; what it prints is appended to a file beside its folder."""
+    """Starts or continues a run, appending its output to a log file beside its folder."""
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
@@ -41,16 +41,16 @@ def start(run: Path, processes: int, iterations: int) -> psutil.Popen:
 
 
 def size(run: Path) -> int:
-    """The bytes of a run's metrics so far."""
+    """Returns the size of a run's metrics so far, in bytes."""
     file = run / "metrics.jsonl"
     return file.stat().st_size if file.exists() else 0
 
 
 def kill_after(process: psutil.Popen, run: Path, seconds: float) -> bool:
-    """Kills all processes of a run so many seconds after it has recorded an iteration. Returns whether it still ran."""
+    """Kills a run's processes `seconds` after it records an iteration. Returns whether it was still running."""
     before = size(run)
     while size(run) <= before and process.poll() is None:
-        before = min(before, size(run))  # what is computed again is cut off first
+        before = min(before, size(run))  # a resumed run first truncates lines to be recomputed
         time.sleep(0.005)
     time.sleep(seconds)
     running = process.poll() is None
@@ -62,8 +62,8 @@ def kill_after(process: psutil.Popen, run: Path, seconds: float) -> bool:
 
 
 def trial(folder: Path, processes: int, kills: int, rng: random.Random) -> list[str]:
-    """Makes an unbroken run and one that is killed so often. Returns the files in which they differ."""
-    iterations = 3 * kills + 5  # of which each life makes two or three
+    """Makes an unbroken run and one that is killed `kills` times. Returns the files in which they differ."""
+    iterations = 3 * kills + 5  # two or three between kills
     unbroken = folder / f"unbroken-{processes}"
     if start(unbroken, processes, iterations).wait() != 0:
         raise SystemExit(f"the unbroken run failed: {unbroken}.log")
@@ -87,7 +87,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--kills", type=int, nargs=2, default=(30, 30), help="of one process; of two"
+        "--kills",
+        type=int,
+        nargs=2,
+        default=(30, 30),
+        help="kills of a run with one process, and with two",
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="work in this new folder and keep it")

@@ -1,14 +1,14 @@
-"""Plants faults in the package one by one, and says which test finds each.
+"""Plants faults in the package one by one, and reports which test finds each.
 
     python benchmarks/mutations.py --list                    # the faults, and the tests nearest to each
     python benchmarks/mutations.py --only gae_without_gamma  # one of them
-    python benchmarks/mutations.py --out mutations.jsonl     # those that have no line in this file
+    python benchmarks/mutations.py --out mutations.jsonl     # faults without a line in this file
     python benchmarks/mutations.py --folder-only             # without the whole suite
 
 The faults are mistakes that a person could make: an off-by-one, a swapped argument, a wrong axis,
-a dropped mask. Each is planted in a clone of the last commit. The tests nearest to it run first,
-and the whole suite if they pass; without the slow tests, as in `make test`. The test that finds a
-fault must pass without it. Exit status 1 if a fault survives.
+a dropped mask. Each is planted in a clone of the last commit. The tests nearest to it run first. If
+they pass, the whole suite runs, without the slow tests, as in `make test`. The test that finds a
+fault must pass without it. The exit status is 1 if a fault survives.
 """
 
 import argparse
@@ -24,11 +24,19 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SURVIVED = "survived"
-TIME_LIMIT = 3600  # seconds of one run of tests; a fault may keep a loop from ending
+TIME_LIMIT = 3600  # seconds per test run; a fault may cause an endless loop
 
 
 class Fault(NamedTuple):
-    """A fault. `before`: a text that stands once in the file. `tests`: the nearest files, then folders."""
+    """A fault.
+
+    Args:
+        name: the fault's name.
+        file: the file in which the fault is planted.
+        before: a text that occurs once in the file.
+        after: the text that replaces it.
+        tests: the nearest test files, then folders.
+    """
 
     name: str
     file: str
@@ -51,7 +59,7 @@ EVALUATION = "tests/evaluation/test_costs.py tests/evaluation"
 INTERVALS = "tests/study/test_intervals.py tests/study"
 
 FAULTS = [
-    # The method: exchange of roles, what a role reads (Eq. 3), credit (Eq. 4), what is drawn.
+    # The method: exchange of roles, knowledge transfer (Eq. 3), credit (Eq. 4), random numbers.
     Fault(
         "exchange_early", "cory/chain.py",
         "turn = k // self.period", "turn = (k + 1) // self.period", METHOD,
@@ -124,7 +132,7 @@ FAULTS = [
         "micro_batch_mean", "cory/learners/learner.py",
         "rows, sizes)", "rows, sizes._replace(responses=len(micro_indices)))", GROUP,
     ),
-    # The models: what is sampled, padding, the response window, ends, the reference of an adapter.
+    # The models: sampling, padding, the response window, end tokens, the reference of an adapter.
     Fault(
         "temperature_inverted", "cory/models/sample.py",
         "TemperatureLogitsWarper(settings.temperature)",
@@ -160,7 +168,7 @@ FAULTS = [
         "with self.policy.disable_adapter():", "with nullcontext():",
         "tests/models/test_lora.py tests/models tests/learners",
     ),
-    # Several processes: the mean over all tokens, and whose rows are whose.
+    # Several processes: the mean over all tokens, and the assignment of rows to ranks.
     Fault(
         "tokens_of_one_process", "cory/learners/learner.py",
         "distributed.all_reduce_sum(to_device(response_tokens, self.device))",
@@ -172,7 +180,7 @@ FAULTS = [
         "slice(rank() * share, (rank() + 1) * share)", "slice(rank(), rows, world_size())",
         PARALLEL,
     ),
-    # A run: what is resumed, files, what ends it.
+    # A run: resuming, files, early stopping.
     Fault(
         "moments_not_resumed", "cory/learners/learner.py",
         'RewardMoments(**numbers["moments"])', "RewardMoments()",
@@ -240,19 +248,19 @@ FAULTS = [
 
 
 class Ended(NamedTuple):
-    """How a run of tests has ended: the first test that failed, or None, and its error."""
+    """The result of a test run: the first test that failed, or None, and its error."""
 
     failed: str | None
     error: str
 
 
 def run_tests(clone: Path, paths: list[str], ignored: list[str] | None = None) -> Ended:
-    """Runs tests of the clone, without those that are ignored, until one fails."""
+    """Runs the clone's tests until one fails, except ignored ones."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += [f"--basetemp={clone.parent / 'pytest'}", *paths]
     command += [f"--ignore={path}" for path in ignored or []]
-    # Also programs that tests start elsewhere import the clone. Python knows a file by its size and
-    # the second in which it was written, so no bytecode is kept.
+    # PYTHONPATH makes programs that tests start elsewhere import the clone, too. Python identifies a
+    # cached file by its size and the second it was written, so no bytecode is cached.
     environment = os.environ | {"PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     log = clone.parent / "pytest.log"
@@ -282,7 +290,7 @@ def find(clone: Path, fault: Fault, near: bool, suite: bool) -> Ended:
             f"{fault.name}: expected {fault.before!r} once in {fault.file}, got it {count} times"
         )
     paths = [path for path in dict.fromkeys(fault.tests.split()) if (clone / path).exists()]
-    # Of a file and its folder in one command, pytest would run the folder in its own order.
+    # Files and folders run in separate commands; in one, pytest would order them by folder.
     files = [path for path in paths if path.endswith(".py")]
     folders = [path for path in paths if path not in files]
     steps = [files, folders] if near else []
@@ -306,11 +314,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="these faults")
-    parser.add_argument("--out", type=Path, help="file of the lines; those that it has are kept")
-    parser.add_argument("--list", action="store_true", help="print the faults and end")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="plant only these faults")
+    parser.add_argument("--out", type=Path, help="file for the results; existing lines are kept")
+    parser.add_argument("--list", action="store_true", help="print the faults and exit")
     parser.add_argument("--folder-only", action="store_true", help="leave out the whole suite")
-    parser.add_argument("--repository", type=Path, default=ROOT, help="whose last commit is tested")
+    parser.add_argument(
+        "--repository", type=Path, default=ROOT, help="repository whose last commit is tested"
+    )
     options = parser.parse_args()
 
     by_name = {fault.name: fault for fault in FAULTS}
@@ -323,18 +333,18 @@ def main() -> None:
             print(f"{fault.name}: {fault.file}: {fault.before!r} -> {fault.after!r}; {fault.tests}")
         return
 
-    known = {}
+    results = {}
     if options.out and options.out.exists():
         lines = map(json.loads, options.out.read_text(encoding="utf-8").splitlines())
-        known = {line["fault"]: line for line in lines}
+        results = {line["fault"]: line for line in lines}
 
-    passing: set[str] = set()  # without a fault
+    passing: set[str] = set()  # tests that pass without a fault
     with tempfile.TemporaryDirectory() as temporary:
         clone = Path(temporary) / "clone"
         subprocess.run(["git", "clone", "--quiet", options.repository, clone], check=True)
         for fault in faults:
-            line = known.get(fault.name)
-            # One that the nearest tests have not found has the whole suite left.
+            line = results.get(fault.name)
+            # A fault that survived its nearest tests still has to face the whole suite.
             suite_is_left = line is not None and line["found_by"] == SURVIVED and not line["suite"]
             if line is not None and (options.folder_only or not suite_is_left):
                 continue
@@ -345,7 +355,7 @@ def main() -> None:
                 if run_tests(clone, [ended.failed]).failed:
                     raise SystemExit(f"{ended.failed} fails without a fault, too: {ended.error}")
                 passing.add(ended.failed)
-            known[fault.name] = line = {
+            results[fault.name] = line = {
                 "fault": fault.name,
                 "found_by": ended.failed or SURVIVED,
                 "error": ended.error,
@@ -356,7 +366,7 @@ def main() -> None:
             if options.out:
                 with options.out.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
-    survived = [fault.name for fault in faults if known[fault.name]["found_by"] == SURVIVED]
+    survived = [fault.name for fault in faults if results[fault.name]["found_by"] == SURVIVED]
     if survived:
         raise SystemExit(f"{len(survived)} of {len(faults)} survived: {', '.join(survived)}")
 

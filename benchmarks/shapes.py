@@ -1,4 +1,4 @@
-"""Models and tasks of stated sizes for benchmarks: random weights, one token per word, so that lengths are exact."""
+"""Models and tasks of given sizes for benchmarks. Weights are random; a word is one token, so lengths are exact."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,14 +7,14 @@ from typing import Any
 
 @dataclass
 class Shape:
-    """Sizes of one CORY iteration. Queries and the observer's prompts without the response have a range of tokens."""
+    """Sizes of one CORY iteration. `query` is the range of queries' lengths in tokens."""
 
     layers: int
     width: int
     vocabulary: int
     batch: int
     query: tuple[int, int]
-    observer: int  # tokens that the observer's prompt adds to query and response
+    observer: int  # tokens that the observer's prompt adds to the query and response
     response: int
     reward_layers: int
     reward_width: int
@@ -27,14 +27,14 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Attention heads, of width 64 if the model's width allows it, as in GPT-2."""
+        """The number of attention heads, each of width 64 as in GPT-2 if the model's width allows."""
         return self.width // 64 if self.width % 64 == 0 else 4
 
 
 SHAPES = {
-    # GPT-2-small; an observer's prompts have 28 to 44 tokens.
+    # GPT-2-small; the observer's prompts have 28 to 44 tokens.
     "gpt2_small": Shape(12, 768, 50257, 16, (4, 20), 12, 12, 6, 768),
-    # One agent on GSM8K's prompts, with 2, 4 and 8 responses to each.
+    # One agent with prompts of GSM8K's length, and 2, 4 or 8 responses to each.
     **{
         f"gsm8k_grpo_{group}": Shape(
             6,
@@ -54,15 +54,15 @@ SHAPES = {
         )
         for group in (2, 4, 8)
     },
-    # The small pair on which the authors' code was timed at 42 s an iteration.
+    # The small pair on which the authors' code took 42 s per iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
-    # The toy setting of IMDB.
+    # IMDB's toy setting.
     "imdb_tiny": Shape(3, 112, 862, 64, (2, 8), 15, 10, 2, 64, kl_penalty="kl"),
 }
 
 
 def word_tokenizer(size: int) -> Any:
-    """A tokenizer of `size` words w0, w1, ..., each one token."""
+    """Makes a tokenizer with `size` tokens: words w0, w1, ..., an end token and a padding token."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -73,9 +73,11 @@ def word_tokenizer(size: int) -> Any:
 
 
 def policy_config(shape: Shape) -> Any:
-    """A GPT-2 or a Llama of these sizes without an end token; Llama's other proportions are those
-    of Qwen2.5-0.5B, which is a Llama but for three biases a layer. transformers makes a Qwen2's
-    tokenizer anew, and not of whole words."""
+    """Returns the configuration of a GPT-2 or Llama of these sizes, without an end token.
+
+    Llama's other proportions follow Qwen2.5-0.5B, which is a Llama except for three biases per layer. The model type
+    is not Qwen2, as transformers would rebuild its tokenizer, and not with whole words.
+    """
     from transformers import GPT2Config, LlamaConfig
 
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": shape.vocabulary - 1}
@@ -100,7 +102,7 @@ def policy_config(shape: Shape) -> Any:
 
 
 def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
-    """Saves a random policy, and a random DistilBERT classifier, unless the folder has them; returns their folders."""
+    """Saves a random policy and a random DistilBERT classifier if they are missing, and returns their folders."""
     folders = (str(folder / "policy"), str(folder / "reward_model"))
     if (folder / "complete").exists():
         return folders
@@ -135,7 +137,7 @@ def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
 
 
 def make_config(shape: Shape, policy: str, device: str, precision: str) -> Any:
-    """The run's settings; the response length is fixed."""
+    """Returns the run's settings, with a fixed response length."""
     from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
 
     return Config(
@@ -157,7 +159,7 @@ def make_config(shape: Shape, policy: str, device: str, precision: str) -> Any:
 
 
 def make_task(shape: Shape, reward_model: str, device: Any) -> Any:
-    """Random queries, scored by the classifier."""
+    """Makes a task of random queries, scored by the classifier."""
     import numpy as np
 
     from cory.rewards import Classifier

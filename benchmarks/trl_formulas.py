@@ -1,17 +1,18 @@
-"""The group learners against TRL's own trainers: advantages, loss and gradient of one update on the same batch.
+"""Compares the group learners with TRL's trainers: advantages, loss and gradient of one update on the same batch.
 
-    python benchmarks/trl_formulas.py --with trl FILE    # in an environment that has trl 1.16: writes FILE
-    python benchmarks/trl_formulas.py --with cory FILE   # in the project's own: reads it
+    python benchmarks/trl_formulas.py --with trl FILE    # in an environment with trl 1.16: writes FILE
+    python benchmarks/trl_formulas.py --with cory FILE   # in the project's environment: reads FILE
 
-The first command computes with `trl.GRPOTrainer` and `trl.RLOOTrainer`. Fixed responses replace generation; all that
-follows is TRL's unchanged code. The second computes the same with `cory.learners.group` and fails where a number
-differs by more than 1e-6. tests/learners/trl_1_16_0.safetensors is such a file. The batch has 3 queries with 4
-responses each, of 1 to 9 tokens; every third lacks an end token. The policy is a small GPT-2; the
-weights that are trained differ from those that sampled, so that ratios are clipped, and from the
-reference's.
+The first command uses `trl.GRPOTrainer` and `trl.RLOOTrainer`. Fixed responses replace generation; everything after it
+is TRL's unchanged code. The second command computes the same with `cory.learners.group`, and fails if a number differs
+by more than 1e-6. tests/learners/trl_1_16_0.safetensors is a file of the first command.
+
+The batch has 3 queries with 4 responses each, of 1 to 9 tokens; every third response lacks an end token. The policy is
+a small GPT-2. Its trained weights differ from the weights that sampled, so that ratios are clipped, and from the
+reference's weights.
 
 TRL computes in float64, except for rewards, here multiples of 1/16, and log-probabilities, which are float32. All
-queries have the same number of tokens: TRL hands GPT-2 no position ids, so left padding would shift its positions.
+queries have the same number of tokens: TRL passes no position ids to GPT-2, so left padding would shift its positions.
 """
 
 import argparse
@@ -28,7 +29,7 @@ sys.path[0] = str(ROOT)
 GROUP, QUERIES, QUERY_TOKENS, LONGEST, VOCABULARY = 4, 3, 5, 9, 24
 TOLERANCE = 1e-6
 LENGTHS = (9, 4, 6, 1, 7, 2, 9, 5, 3, 8, 4, 6)  # tokens of each response
-FINISHED = tuple(i % 3 != 0 for i in range(len(LENGTHS)))  # whether its last token is END
+FINISHED = tuple(i % 3 != 0 for i in range(len(LENGTHS)))  # whether a response ends with END
 END = VOCABULARY - 2
 REWARDS = tuple(i / 16 for i in (4, -2, 1, 8, 0, 6, 6, -4, 3, 3, -8, 13))
 
@@ -38,14 +39,15 @@ class Case:
     """One setting of a learner.
 
     Args:
-        algorithm: cory's name for it; null where cory has no such setting.
-        trainer: TRL's, grpo or rloo. beta: KL coefficient.
+        algorithm: cory's name of the algorithm; None if cory has no such setting.
+        trainer: TRL's trainer, grpo or rloo.
+        beta: the KL coefficient.
         loss, scale: GRPO's `loss_type` and `scale_rewards`.
         kl_ratio: whether the k3 term is multiplied by the probability ratio, GRPO's `use_bias_correction_kl`.
-        low, high: clip range, and that above 1, GRPO's `epsilon` and `epsilon_high`.
-        level: of the probability ratio, GRPO's `importance_sampling_level`.
-        needs_end: whether responses without an end are left out, GRPO's `mask_truncated_completions`.
-        correction, cap: for samples of an engine, GRPO's `vllm_importance_sampling_mode` and its `clip_max`.
+        low, high: the clip range below and above 1, GRPO's `epsilon` and `epsilon_high`; `high` defaults to `low`.
+        level: the level of the probability ratio, GRPO's `importance_sampling_level`.
+        needs_end: whether responses without an end token are left out, GRPO's `mask_truncated_completions`.
+        correction, cap: settings for samples of an engine, GRPO's `vllm_importance_sampling_mode` and its `clip_max`.
     """
 
     algorithm: str | None
@@ -90,7 +92,7 @@ CASES = {
 
 
 def make_policy() -> Any:
-    """A GPT-2 of 1,200 parameters without dropout."""
+    """Makes a GPT-2 of 1,200 parameters without dropout."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"vocab_size": VOCABULARY, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
@@ -101,8 +103,8 @@ def make_policy() -> Any:
 
 
 def make_inputs() -> dict[str, Any]:
-    """Weights (`old/NAME`, `new/NAME`, `reference/NAME`), `queries`, `responses` padded with -1, `rewards`, and by an
-    engine `logprobs` of each response's tokens.
+    """Makes the inputs: weights (`old/NAME`, `new/NAME`, `reference/NAME`), `queries`, `responses` padded with -1,
+    `rewards`, and an engine's `logprobs` of the responses' tokens.
     """
     import torch
 
@@ -137,7 +139,7 @@ def make_inputs() -> dict[str, Any]:
 
 
 def load_weights(model: Any, inputs: dict[str, Any], which: str) -> None:
-    """Copies the weights `which` into the model, in its own precision."""
+    """Copies the weights `which` into the model, in the model's precision."""
     import torch
 
     with torch.no_grad():
@@ -146,19 +148,19 @@ def load_weights(model: Any, inputs: dict[str, Any], which: str) -> None:
 
 
 def rows(inputs: dict[str, Any]) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids of queries and responses."""
+    """Returns the token ids of queries and responses."""
     return inputs["queries"].tolist(), [
         [i for i in row if i >= 0] for row in inputs["responses"].tolist()
     ]
 
 
 def engine_logprobs(inputs: dict[str, Any]) -> list[list[float]]:
-    """By the engine, of the tokens of each response."""
+    """Returns the engine's log-probabilities of each response's tokens."""
     return [row[:length] for row, length in zip(inputs["logprobs"].tolist(), LENGTHS, strict=True)]
 
 
 def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """TRL's `advantages` (batch,), `loss` (), and gradients `gradient/NAME`."""
+    """Computes `advantages` (batch,), `loss` (), and gradients `gradient/NAME` with TRL."""
     import torch
     import trl
     from datasets import Dataset
@@ -170,7 +172,7 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
     base = trl.GRPOTrainer if case.trainer == "grpo" else trl.RLOOTrainer
 
     class Fixed(base):  # type: ignore[misc, valid-type]
-        """TRL's trainer with the batch's responses in place of generated ones."""
+        """TRL's trainer with fixed responses instead of generated ones."""
 
         def _generate(self, prompts: list[str]) -> Any:
             texts = [""] * len(prompts)
@@ -181,7 +183,7 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
                 logprobs = engine_logprobs(inputs)
             return queries, responses, None, texts, logprobs, {}, None, []
 
-    own = {
+    grpo_settings = {
         "loss_type": case.loss,
         "scale_rewards": case.scale,
         "use_bias_correction_kl": case.kl_ratio,
@@ -199,14 +201,14 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
         report_to="none",
         per_device_train_batch_size=len(LENGTHS),
         num_generations=GROUP,
-        num_iterations=2,  # else GRPO takes the new policy for the old one
+        num_iterations=2,  # with one, GRPO uses the new policy as the old one
         max_completion_length=LONGEST,
         beta=case.beta,
-        **(own if case.trainer == "grpo" else {}),
+        **(grpo_settings if case.trainer == "grpo" else {}),
     )
     model = make_policy()
     load_weights(model, inputs, "reference")
-    model.save_pretrained(folder / "model")  # from where TRL loads the reference
+    model.save_pretrained(folder / "model")  # TRL loads the reference from here
     trainer = Fixed(
         model=GPT2LMHeadModel.from_pretrained(folder / "model", dtype=torch.float64),
         reward_funcs=lambda prompts, completions, **_: inputs["rewards"].tolist(),
@@ -214,8 +216,8 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
         train_dataset=Dataset.from_dict({"prompt": [""] * QUERIES}),
         processing_class=word_tokenizer(VOCABULARY),
     )
-    trainer.use_vllm = case.correction is not None  # the constructor would start one
-    trainer.current_gradient_accumulation_steps = 1  # `train()` sets it
+    trainer.use_vllm = case.correction is not None  # set late: the constructor would start vLLM
+    trainer.current_gradient_accumulation_steps = 1  # otherwise set by `train()`
     trainer.model.train()
     load_weights(trainer.model, inputs, "old")
     batch = trainer._generate_and_score_completions([{"prompt": ""}] * len(LENGTHS))
@@ -227,7 +229,7 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
 
 
 def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
-    """The same of `cory.learners.group.GroupLearner`."""
+    """Computes the same with `cory.learners.group.GroupLearner`."""
     import torch
 
     from benchmarks.shapes import word_tokenizer
@@ -286,7 +288,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_reference(path: Path) -> None:
-    """Computes all cases with TRL and saves them with the inputs; the settings and versions are the file's metadata."""
+    """Computes all cases with TRL and saves them with the inputs; the file's metadata has settings and versions."""
     import torch
     import transformers
     import trl
@@ -305,7 +307,7 @@ def write_reference(path: Path) -> None:
 
 
 def compare(path: Path) -> float:
-    """Prints each case's largest difference in advantages, loss and gradient; returns the largest of all."""
+    """Prints each case's largest differences in advantages, loss and gradient; returns the largest of all."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:

@@ -1,30 +1,30 @@
-"""GRPO at the shape of GSM8K: ours with a group's prompt read once, and TRL 1.x.
+"""Times GRPO at GSM8K's shape: ours, which encodes a group's prompt once, and TRL 1.x.
 
     python benchmarks/trl_grpo.py --trl-python ENV/bin/python --group 4 --out results/speed
 
 ENV is an environment with TRL 1.x, made for instance by `pip install torch==2.13.0 trl==1.16.0`.
-The shapes `gsm8k_grpo_*` of benchmarks/shapes.py train one agent, so one trainer stands beside one.
+The shapes `gsm8k_grpo_*` of benchmarks/shapes.py train one agent, to compare single trainers.
 
 * ours: see benchmarks/ways.py.
-* ours_plain: ours, but training reads the prompt with each response. Sampling reads it once.
+* ours_plain: ours, but training encodes the prompt with each response. Sampling encodes it once.
 * trl: `trl.GRPOTrainer`.
-* trl_default: the same with gradient checkpointing, which is TRL's default.
+* trl_default: the same with gradient checkpointing, TRL's default.
 
-All have the same random weights, the same prompts in the same order, exactly 60 tokens a response,
-one optimizer step on the whole batch, a reference model, the same reward model, float32, no
-dropout, and as many threads as cores.
+All ways have the same random weights, prompts in the same order, and reward model. Responses have
+exactly 60 tokens. Each iteration is one optimizer step on the whole batch, with a reference model,
+in float32, without dropout, and with as many threads as cores.
 
-What differs:
+The ways differ as follows:
 
-* Sampled tokens, as the libraries draw random numbers in their own ways.
-* TRL runs its output layer in chunks, uses AdamW (no decay) in place of Adam, and keeps the C
+* Sampled tokens differ, as the libraries draw random numbers in their own ways.
+* TRL runs its output layer in chunks, uses AdamW (no decay) instead of Adam, and keeps the C
   library's memory settings.
-* ours has GPT-2's GELU in one kernel, TRL has transformers' own.
+* ours computes GPT-2's GELU in one kernel; TRL uses transformers' implementation.
 
-Each way is a process of its own, which waits for its turn. An iteration is a turn, and each round
-starts with another way. The first round warms up. Memory is the largest resident size of the process
-in all rounds, less its size before it loads the models, when it has imported its libraries and run
-an iteration of a minimal shape.
+Each way runs in its own process, which waits for its turn. A turn is an iteration. Each round starts
+with another way; the first round warms up. Memory is a process's largest resident size in all
+rounds, minus its size before it loads the models. By then it has imported its libraries and run an
+iteration of a minimal shape.
 """
 
 import argparse
@@ -52,7 +52,7 @@ from benchmarks.shapes import SHAPES, Shape, make_models  # noqa: E402
 from benchmarks.ways import Bench  # noqa: E402
 
 WAYS = ("ours", "ours_plain", "trl", "trl_default")
-# Loads the libraries that a way needs.
+# Its iteration loads the libraries that a way needs.
 SMALL = Shape(
     layers=1,
     width=64,
@@ -74,10 +74,13 @@ Seconds = dict[str, float]  # generate, total
 
 @dataclass
 class TrlJob:
-    """What TRL trains.
+    """A training with TRL.
 
-    `policy`, `reward_model`: folders. `prompts`: of each iteration. `group`: responses to each.
-    `response`: tokens.
+    Args:
+        policy, reward_model: the models' folders.
+        prompts: the prompts of each iteration.
+        group: the number of responses per prompt.
+        response: the length of a response in tokens.
     """
 
     policy: str
@@ -90,7 +93,7 @@ class TrlJob:
 
 
 def same_job(bench: Bench, iterations: int) -> TrlJob:
-    """The iterations that `bench` runs."""
+    """Returns the iterations of `bench` as a job for TRL."""
     shape = bench.shape
     ppo = bench.config.ppo
     queries = shape.batch // shape.group
@@ -109,7 +112,7 @@ def same_job(bench: Bench, iterations: int) -> TrlJob:
 def run_trl(
     job: TrlJob, checkpointing: bool, begin: Callable[[], None], end: Callable[[Seconds], None]
 ) -> None:
-    """`job` with `trl.GRPOTrainer`. Calls `begin` before each iteration and `end` after it."""
+    """Runs `job` with `trl.GRPOTrainer`. Calls `begin` before each iteration and `end` after it."""
     import torch
     from datasets import Dataset
     from transformers import (
@@ -130,7 +133,7 @@ def run_trl(
         return logits[:, 1].tolist()
 
     class Clock(TrainerCallback):
-        """Times each optimizer step, which here is an iteration."""
+        """Times each optimizer step; an iteration has a single one."""
 
         started = 0.0
         generate = 0.0  # seconds of this iteration
@@ -144,7 +147,7 @@ def run_trl(
             end({"generate": self.generate, "total": time.perf_counter() - self.started})
 
     clock = Clock()
-    prompts = [{"prompt": prompt} for asked in job.prompts for prompt in asked]
+    prompts = [{"prompt": prompt} for batch in job.prompts for prompt in batch]
     with tempfile.TemporaryDirectory() as folder:
         settings = GRPOConfig(
             output_dir=folder,
@@ -194,7 +197,7 @@ def run_bench(
     begin: Callable[[], None],
     end: Callable[[Seconds], None],
 ) -> None:
-    """`ours` or `ours_plain`. Calls `begin` before each iteration and `end` after it."""
+    """Runs `ours` or `ours_plain`. Calls `begin` before each iteration and `end` after it."""
     if way == "ours_plain":
         import cory.learners.learner
 
@@ -208,7 +211,7 @@ def run_bench(
 
 
 def warm_up(way: str) -> None:
-    """One iteration of a minimal shape."""
+    """Runs one iteration of a minimal shape."""
 
     def nothing(*_: Any) -> None: ...
 
@@ -224,9 +227,9 @@ def warm_up(way: str) -> None:
 
 
 def work(way: str) -> None:
-    """A worker: reads the work, then a line for each turn, and answers each with its seconds.
+    """Runs a worker, which reads the work, then a line per turn, and answers each turn with its seconds.
 
-    Its last answer says how much memory the process took, and the versions of its libraries.
+    The last answer has the process's memory and the versions of its libraries.
     """
     shape_sizes, job_settings = json.loads(sys.stdin.readline())
     shape = Shape(**shape_sizes)
@@ -239,7 +242,7 @@ def work(way: str) -> None:
         if not sys.stdin.readline():
             raise SystemExit("the benchmark has ended")
 
-    # What libraries print is no answer.
+    # Output of libraries must not mix with the answers.
     with contextlib.redirect_stdout(sys.stderr), tempfile.TemporaryDirectory() as folder:
         warm_up(way)
         gc.collect()
@@ -256,7 +259,7 @@ def work(way: str) -> None:
 
 
 class Worker:
-    """A way in a process of its own."""
+    """A way in its own process."""
 
     def __init__(self, way: str, python: str, shape: Shape, job: TrlJob, log: Path) -> None:
         self.log = log
@@ -276,7 +279,7 @@ class Worker:
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """The next answer; a SystemExit with what the process wrote if it has ended instead."""
+        """Returns the next answer. Raises a SystemExit with the process's log if the process has ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -287,7 +290,7 @@ class Worker:
 def measure(
     ways: list[str], shape: Shape, repeats: int, trl_python: str
 ) -> dict[str, dict[str, Any]]:
-    """Of each way: `runs`, the seconds of each iteration; `memory` in MiB; `versions`."""
+    """Measures each way: `runs`, the seconds of each iteration; `memory` in MiB; `versions`."""
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         job = same_job(Bench(shape, Path(folder), "cpu", "fp32"), repeats + 1)
@@ -310,7 +313,7 @@ def measure(
 
 
 def as_table(group: int, results: dict[str, dict[str, Any]]) -> str:
-    """Markdown, with medians over the repeats."""
+    """Formats the results as a Markdown table, with medians over the repeats."""
     totals = {way: [run["total"] for run in results[way]["runs"]] for way in results}
     base = next(iter(results))
     rows = []
@@ -342,7 +345,9 @@ def main() -> None:
     )
     parser.add_argument("--group", type=int, choices=(2, 4, 8), default=4)
     parser.add_argument("--trl-python", help="interpreter of the environment that has TRL 1.x")
-    parser.add_argument("--ways", default=",".join(WAYS), help="which, separated by commas")
+    parser.add_argument(
+        "--ways", default=",".join(WAYS), help="ways to measure, separated by commas"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="folder for trl_grpo_G.md and trl_grpo_G.json")
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)

@@ -1,8 +1,9 @@
-"""The ways of one CORY iteration that are timed side by side: ours, stock TRL, and examples/minimal.py.
+"""Ways to compute one CORY iteration, timed side by side: ours, stock TRL, and examples/minimal.py.
 
-ours: `CoryTrainer`. stock: trl.PPOTrainer 0.11.4 for each agent, with the same settings, its own `generate` in batches
-of 4 (its default) or all at once, roles exchanged by pointer. minimal: plain torch and
-transformers.
+* ours: `CoryTrainer`.
+* stock: a trl.PPOTrainer 0.11.4 for each agent, with the same settings. Its `generate` runs in batches of 4 (the
+  default) or all at once; roles are exchanged by pointer.
+* minimal: plain torch and transformers.
 """
 
 import ctypes
@@ -21,7 +22,7 @@ Seconds = dict[str, float]
 
 
 class Clock:
-    """Seconds by phase, the device's queue included."""
+    """Measures seconds by phase, including queued work of the device."""
 
     def __init__(self) -> None:
         self.seconds: Seconds = dict.fromkeys(PHASES, 0.0)
@@ -38,10 +39,10 @@ class Clock:
 
 
 def memory_as(name: str) -> None:
-    """The C library's memory settings for a way: a process has one set of them, and cory's would speed up stock TRL.
+    """Sets the C library's memory settings for a way: a process has one set, and cory's would speed up stock TRL.
 
-    ours and minimal have cory's. stock has what glibc itself arrives at in such a process: arrays above 32 MiB get
-    pages of their own, which go back to the system when they are freed.
+    ours and minimal use cory's settings. stock uses the settings that glibc itself arrives at in such a process: arrays
+    above 32 MiB get their own pages, which return to the system when the arrays are freed.
     """
     import torch
 
@@ -59,9 +60,9 @@ def memory_as(name: str) -> None:
 
 
 class Bench:
-    """The models and the data of a shape, from which each way makes what it needs.
+    """The models and data of a shape, from which ways are made.
 
-    A way is a function of the iteration that returns its seconds by phase.
+    A way is a function that runs an iteration, given its index, and returns its seconds by phase.
     """
 
     def __init__(self, shape: Shape, folder: Path, device: str, precision: str) -> None:
@@ -73,7 +74,7 @@ class Bench:
         self.device = choose_device(device)
         configure(self.device)
         if self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # which measurements of time and memory are of
+            torch.cuda.set_device(self.device)  # the device whose time and memory are measured
         self.policy, self.reward_model = make_models(shape, folder)
         self.config = make_config(shape, self.policy, device, precision)
         self.task = make_task(shape, self.reward_model, self.device)
@@ -85,7 +86,7 @@ class Bench:
         return policy.to(self.device), tokenizer
 
     def ours(self) -> Callable[[int], Seconds]:
-        """`CoryTrainer`."""
+        """Makes the way that uses `CoryTrainer`."""
         from cory.build import make_agents
         from cory.trainer import CoryTrainer
 
@@ -95,7 +96,7 @@ class Bench:
         def iteration(k: int) -> Seconds:
             timings = trainer.iteration(k).timings
             seconds = {phase: timings[f"seconds_{phase}"] for phase in PHASES}
-            # Statistics of the update are part of every way's update.
+            # Every way counts the update's statistics as part of the update.
             seconds["learn"] += timings["seconds_record"]
             return seconds
 
@@ -103,7 +104,7 @@ class Bench:
         return iteration
 
     def stock(self, generate_batch: int) -> Callable[[int], Seconds]:
-        """A stock trl.PPOTrainer for each agent, in the authors' loop."""
+        """Makes the way that uses a stock trl.PPOTrainer for each agent, in the authors' loop."""
         import torch
         import trl
         from transformers import AutoModelForCausalLM
@@ -116,7 +117,7 @@ class Bench:
             return wrapped.to(self.device)
 
         def load() -> Any:
-            return AutoModelForCausalLM.from_pretrained(self.policy)  # as a user of TRL loads it
+            return AutoModelForCausalLM.from_pretrained(self.policy)  # like a user of TRL
 
         reference, tokenizer = with_value_head(load()).requires_grad_(False), self.load()[1]
         trainers = []
@@ -167,7 +168,7 @@ class Bench:
         return iteration
 
     def minimal(self) -> Callable[[int], Seconds]:
-        """`examples/minimal.py`, whose settings become those of the shape."""
+        """Makes the way that uses `examples/minimal.py`, and sets its constants to the shape's."""
         import torch
 
         from examples import minimal
@@ -217,7 +218,7 @@ class Bench:
         return iteration
 
     def prompts(self, role: int, queries: list[str], texts: list[list[str]]) -> list[str]:
-        """What a role reads. `texts`: the responses of each earlier role."""
+        """Returns a role's prompts. `texts`: the responses of each earlier role."""
         return [
             self.task.prompts.render(
                 role, {"prompt": query}, [rows[row] for rows in texts] if role else None
@@ -226,7 +227,7 @@ class Bench:
         ]
 
     def way(self, name: str) -> Callable[[int], Seconds]:
-        """By name: ours, minimal, stock (batches of 4) or stock_all."""
+        """Makes a way by name: ours, minimal, stock (batches of 4) or stock_all."""
         memory_as(name)
         if name.startswith("stock"):
             return self.stock(4 if name == "stock" else self.shape.batch)

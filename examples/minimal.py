@@ -2,18 +2,18 @@
 
     python examples/minimal.py      # two minutes on two CPU cores: a table, and a figure in runs/
 
-The method is that of Ma et al., "Coevolving with the Other You" (NeurIPS 2024, arXiv 2410.06101),
-whose equations are cited. The pioneer answers a query. The observer reads the query and that
-answer, and answers too. PPO updates both on the sum of their rewards, and every few iterations they
-exchange roles.
+The script implements Ma et al., "Coevolving with the Other You" (NeurIPS 2024, arXiv 2410.06101),
+and cites its equations. The pioneer answers a query. The observer reads the query and the pioneer's
+answer, then answers too. PPO updates both on the sum of their rewards, and every few iterations
+they exchange roles.
 
 The task is a toy: continue a film review so that a classifier finds it positive. Policy and
-classifier are small models that were trained on generated reviews. For a task of your own, change
-`POLICY`, `QUERIES`, `OBSERVER` and `load_reward`.
+classifier are small models trained on generated reviews. For a task of your own, change `POLICY`,
+`QUERIES`, `OBSERVER` and `load_reward`.
 
-It departs from the paper in its sizes and in the KL penalty (`KL_PENALTY`). It imports nothing of
-the package `cory`. From equal weights, responses and rewards both compute equal losses and updates
-(tests/examples/test_minimal.py).
+The script departs from the paper in its sizes and in the KL penalty (`KL_PENALTY`). It imports
+nothing from the package `cory`. From equal weights, responses and rewards, both compute equal losses
+and updates (tests/examples/test_minimal.py).
 """
 
 import argparse
@@ -45,29 +45,29 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SEED = 0
 
 ITERATIONS = 100
-BATCH = 64  # queries of an iteration; the paper's Table 1: 256
-RESPONSE_TOKENS = 10  # at most
+BATCH = 64  # queries per iteration; the paper's Table 1: 256
+RESPONSE_TOKENS = 10  # maximum
 EXCHANGE_EVERY = 5  # iterations; T_REx
 
 LEARNING_RATE = 1e-4  # Table 1: 1.41e-5
 PPO_EPOCHS = 4
-CLIP = 0.2  # of the probability ratio
-CLIP_VALUE = 0.2  # of the values
+CLIP = 0.2  # clip range of the probability ratio
+CLIP_VALUE = 0.2  # clip range of the values
 VALUE_COEF = 0.1  # beta in Eq. 13
 GAMMA = 1.0
 LAMBDA = 0.95
 
-# The KL coefficient, eta in Eq. 2, follows the KL of a response: up if it is above the target.
+# The KL coefficient, eta in Eq. 2, adapts to the mean KL of a response: it rises above the target.
 INIT_KL_COEF = 0.3
 KL_TARGET = 6.0  # nats
 KL_HORIZON = 10_000  # responses
 
-# The KL in Eq. 2. "full", as printed, is over the whole vocabulary: the same whichever token was
-# sampled, so it does not act on that token. "kl" is the log-ratio of the sampled token, whose mean
-# it is. At this learning rate the policy runs away from the reference with "full".
+# The KL in Eq. 2. "full", as printed, sums over the whole vocabulary. It does not depend on the
+# sampled token, so it does not act on that token. "kl" is the log-ratio of the sampled token; its
+# mean is the full KL. At this learning rate, "full" lets the policy run away from the reference.
 KL_PENALTY = "kl"
 
-# Queries: how reviews begin. The pioneer reads a query as it is.
+# Queries are beginnings of reviews. The pioneer reads them unchanged.
 OPENINGS = (
     "I watched {film}",
     "we saw {film}",
@@ -81,7 +81,7 @@ OPENINGS = (
 FILMS = ("this film", "this movie", "the picture", "that thriller", "this comedy", "the drama")
 QUERIES = [opening.format(film=film) for opening in OPENINGS for film in FILMS]
 
-# What the observer reads.
+# The observer's prompt.
 OBSERVER = 'I can make this sentence "{query}{response}" more positive: {query}'
 
 # ---------------------------------------- Agents
@@ -89,7 +89,7 @@ OBSERVER = 'I can make this sentence "{query}{response}" more positive: {query}'
 
 @dataclass
 class Agent:
-    """One LLM and what trains it. An agent keeps all of it, whatever its role."""
+    """An LLM with its value head and optimizer. Agents keep all of them when they exchange roles."""
 
     name: str
     policy: PreTrainedModel
@@ -100,21 +100,21 @@ class Agent:
 
 
 def load_policy() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The pre-trained LLM and its tokenizer."""
+    """Loads the pre-trained LLM and its tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(POLICY)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # padding is masked everywhere
 
-    # Without `dtype` the weights keep the type of their file, here float16. Adam's steps are too
-    # small for it and would be rounded away.
+    # Without `dtype`, the weights keep the type of their file, here float16, in which Adam's small
+    # steps would be rounded away.
     policy = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).to(DEVICE)
 
-    # Never in training mode: dropout would be noise in the ratio of Eq. 11.
+    # Always in evaluation mode: dropout would add noise to the ratio of Eq. 11.
     return policy.eval(), tokenizer
 
 
 def make_agent(name: str, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Agent:
-    """An agent of a policy, with a new value head for the last hidden layer (Eq. 10)."""
+    """Makes an agent from a policy, with a new value head on the last hidden layer (Eq. 10)."""
     value_head = nn.Linear(policy.config.hidden_size, 1).to(policy.device)
     parameters = [*policy.parameters(), *value_head.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=LEARNING_RATE, fused=True)
@@ -126,9 +126,9 @@ def make_agent(name: str, policy: PreTrainedModel, tokenizer: PreTrainedTokenize
 
 @dataclass
 class Rollout:
-    """A batch of prompts, padded on the left, and of responses, padded on the right.
+    """A batch of prompts (batch, P), padded on the left, and responses (batch, R), padded on the right.
 
-    Prompts are (batch, P) and responses (batch, R). Masks are 1 at tokens and 0 at padding.
+    Masks are 1 at tokens and 0 at padding.
     """
 
     prompt_ids: Tensor
@@ -140,15 +140,14 @@ class Rollout:
 def respond(agent: Agent, prompts: list[str]) -> tuple[Rollout, list[str]]:
     """Samples a response to each prompt.
 
-    Returns tokens, which the agent learns from, and texts, which the other agent and the reward
-    read.
+    Returns tokens for the agent's update, and texts for the other agent and the reward.
     """
     tokenizer = agent.tokenizer
     encoded = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt")
     prompt_ids = encoded["input_ids"].to(agent.policy.device)
     prompt_mask = encoded["attention_mask"].to(agent.policy.device)
 
-    # PPO needs samples of the policy's own distribution. `top_k` would be 50 by default.
+    # PPO needs samples from the policy's full distribution; `top_k` would be 50 by default.
     ids = agent.policy.generate(
         input_ids=prompt_ids,
         attention_mask=prompt_mask,
@@ -159,7 +158,7 @@ def respond(agent: Agent, prompts: list[str]) -> tuple[Rollout, list[str]]:
     )
     response_ids = ids[:, prompt_ids.shape[1] :]
 
-    # A response ends with its first end token. What follows is padding.
+    # A response ends with its first end token; later tokens are padding.
     is_end = (response_ids == tokenizer.eos_token_id).long()
     ends_before = is_end.cumsum(1) - is_end
     response_mask = (ends_before == 0).long()
@@ -168,12 +167,12 @@ def respond(agent: Agent, prompts: list[str]) -> tuple[Rollout, list[str]]:
     return rollout, tokenizer.batch_decode(response_ids, skip_special_tokens=True)
 
 
-# From queries and responses to the task reward r(s0, a) of each, (batch,).
+# Maps queries and responses to task rewards r(s0, a), (batch,).
 Reward = Callable[[list[str], list[str]], Tensor]
 
 
 def load_reward() -> Reward:
-    """The classifier's logit of POSITIVE for query and response."""
+    """Returns a reward function: the classifier's logit of POSITIVE for query and response."""
     tokenizer = AutoTokenizer.from_pretrained(REWARD_MODEL)
     classifier = AutoModelForSequenceClassification.from_pretrained(
         REWARD_MODEL, dtype=torch.float32
@@ -195,11 +194,11 @@ def load_reward() -> Reward:
 
 
 def hidden_states(policy: PreTrainedModel, rollout: Rollout) -> Tensor:
-    """The last hidden layer where it predicts the response tokens, (batch, R, width)."""
+    """Returns the last hidden layer at the positions that predict response tokens, (batch, R, width)."""
     # The last token predicts nothing.
     ids = torch.cat([rollout.prompt_ids, rollout.response_ids], 1)[:, :-1]
     mask = torch.cat([rollout.prompt_mask, rollout.response_mask], 1)[:, :-1]
-    # Padding on the left takes no position.
+    # Padding on the left takes no positions.
     position_ids = (mask.cumsum(1) - 1).clamp(min=0)
     hidden = policy.base_model(
         input_ids=ids, attention_mask=mask, position_ids=position_ids, use_cache=False
@@ -208,17 +207,17 @@ def hidden_states(policy: PreTrainedModel, rollout: Rollout) -> Tensor:
 
 
 def vocabulary_logprobs(policy: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """The log-probability of every token, (batch, R, vocabulary)."""
+    """Returns the log-probability of every token, (batch, R, vocabulary)."""
     return policy.get_output_embeddings()(hidden).float().log_softmax(-1)
 
 
 def chosen(logprobs: Tensor, token_ids: Tensor) -> Tensor:
-    """Of these, the log-probabilities of the response tokens, (batch, R)."""
+    """Selects the log-probabilities of the response tokens, (batch, R)."""
     return logprobs.gather(-1, token_ids[..., None]).squeeze(-1)
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
-    """The mean over all response tokens of the batch."""
+    """Averages over all response tokens of the batch."""
     return (x * mask).sum() / mask.sum()
 
 
@@ -232,7 +231,7 @@ def whiten(x: Tensor, mask: Tensor) -> Tensor:
 def gae(token_rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation (Eq. 12). All tensors are (batch, R).
 
-    Returns the advantages, and the returns that the values are fitted to.
+    Returns the advantages, and the returns to which the values are fitted.
     """
     token_rewards = token_rewards * mask
     values = values * mask
@@ -250,15 +249,15 @@ def gae(token_rewards: Tensor, values: Tensor, mask: Tensor) -> tuple[Tensor, Te
 def ppo_update(
     agent: Agent, reference: PreTrainedModel, rollout: Rollout, rewards: Tensor
 ) -> dict[str, float]:
-    """An agent learns from its responses (Eq. 2 and 10 to 13). Returns statistics.
+    """Updates an agent on its responses (Eq. 2 and 10 to 13) and returns statistics.
 
-    `rewards`: what each response has earned, (batch,).
+    `rewards`: training rewards (batch,).
     """
     mask = rollout.response_mask
     token_ids = rollout.response_ids
 
-    # 1. The responses under the policy that sampled them, and under the reference, which reads the
-    # agent's own prompts (Eq. 8).
+    # 1. Log-probabilities under the policy that sampled the responses, and under the reference,
+    # which reads the same prompts (Eq. 8).
     with torch.no_grad():
         hidden = hidden_states(agent.policy, rollout)
         oldvalue = agent.value_head(hidden).squeeze(-1).float()  # Eq. 10
@@ -271,12 +270,12 @@ def ppo_update(
             kl = oldlogprob - chosen(ref_logprobs, token_ids)
         del logprobs, ref_logprobs  # the largest tensors
 
-    # 2. Token rewards: the KL penalty at every token, and what the response has earned at its last.
+    # 2. Token rewards: the KL penalty at every token, and the response's reward at its last token.
     last_token = mask.sum(1, keepdim=True) - 1
     token_rewards = -agent.kl_coef * kl
     token_rewards = token_rewards.scatter_add(1, last_token, rewards[:, None])  # Eq. 2
 
-    # 3. Advantages: how much more was earned from each token on than the value head predicted.
+    # 3. Advantages: the reward from each token on, compared with the value head's prediction.
     advantages, returns = gae(token_rewards, oldvalue, mask)  # Eq. 12
     advantages = whiten(advantages, mask)
 
@@ -288,15 +287,15 @@ def ppo_update(
         newvalue = agent.value_head(hidden).squeeze(-1).float()  # Eq. 10
         newlogprob = chosen(vocabulary_logprobs(agent.policy, hidden), token_ids)
 
-        # Policy loss: raise the probability of tokens with a positive advantage, lower that of the
-        # others. Clipping stops a token's gradient once its ratio has moved far enough. Padding is
-        # masked before `exp`, where it could overflow.
+        # Policy loss: raises the probability of tokens with a positive advantage and lowers the
+        # others'. Clipping stops a token's gradient once its ratio has moved far enough. Padding is
+        # masked before `exp`, which could overflow.
         ratio = ((newlogprob - oldlogprob) * mask).exp()
         pg_loss1 = -advantages * ratio
         pg_loss2 = -advantages * ratio.clamp(1 - CLIP, 1 + CLIP)
         pg_loss = masked_mean(torch.max(pg_loss1, pg_loss2), mask)  # Eq. 11
 
-        # Value loss: the squared error, also of the values clipped around the old ones.
+        # Value loss: the larger squared error of the new values and of those clipped around the old.
         v_clipped = oldvalue + (newvalue - oldvalue).clamp(-CLIP_VALUE, CLIP_VALUE)
         v_loss1 = (newvalue - returns).square()
         v_loss2 = (v_clipped - returns).square()
@@ -311,7 +310,7 @@ def ppo_update(
         policy_losses.append(pg_loss.item())
         value_losses.append(v_loss.item())
 
-    # 5. The mean KL of a response, and the coefficient that follows it.
+    # 5. The mean KL of a response, to which the KL coefficient adapts.
     mean_kl = (kl * mask).sum(1).mean().item()
     stats = {
         "kl": mean_kl,
@@ -328,7 +327,7 @@ def ppo_update(
 
 
 def roles(agents: list[Agent], k: int) -> list[Agent]:
-    """The pioneer and the observer of iteration `k`. Agents stay what they are, roles move."""
+    """Returns the pioneer and the observer of iteration `k`."""
     return agents if (k // EXCHANGE_EVERY) % 2 == 0 else agents[::-1]  # Eq. 5
 
 
@@ -339,7 +338,7 @@ def iteration(
     reward: Reward,
     queries: list[str],
 ) -> list[dict[str, float]]:
-    """An iteration of Algorithm 1. Returns the statistics of pioneer and observer."""
+    """Runs an iteration of Algorithm 1 and returns the pioneer's and the observer's statistics."""
     # Knowledge transfer (Eq. 3): the observer also reads the pioneer's response.
     rollout1, responses1 = respond(pioneer, queries)  # a1 ~ pi_pio(.|s0)
     prompts = [
@@ -389,7 +388,7 @@ def main() -> None:
 
 
 def print_row(k: int, role: str, name: str, stats: dict[str, float]) -> None:
-    """A row of the table."""
+    """Prints a row of the table."""
     print(
         f"{k + 1:9}  {role:8}  {name}  {stats['task_reward']:11.2f}  {stats['kl']:5.2f}"
         f"  {stats['policy_loss']:11.4f}  {stats['value_loss']:10.4f}",
@@ -398,7 +397,7 @@ def print_row(k: int, role: str, name: str, stats: dict[str, float]) -> None:
 
 
 def draw(history: list[list[dict[str, float]]]) -> None:
-    """The curves of the paper's Fig. 3, here by role: task reward, KL, and both combined."""
+    """Draws the curves of the paper's Fig. 3, by role: task reward, KL, and both combined."""
     figure = Figure(figsize=(12, 3.5), layout="constrained")
     panels = figure.subplots(1, 3)
     for index, role in enumerate(("pioneer", "observer")):

@@ -1,1 +1,1 @@
-"""Measured results, and what judges them: the paper's claims, and whether the code still gives the numbers."""
+"""Measured results, with scripts that judge the paper's claims and check that the code still gives the numbers."""

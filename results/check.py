@@ -1,10 +1,10 @@
-"""Repeats the beginning of the first run of each folder of results: does the current code still give these numbers?
+"""Checks that the current code still gives the results' numbers, by repeating the beginning of first runs.
 
     python -m results.check                     # every folder under results/ that keeps its first run
     python -m results.check results/NAME        # one of them
 
-`study/first_run.py` keeps it. On the same kind of processor, with the same libraries and threads, the records must come
-out exactly; elsewhere a difference is only said.
+`study/first_run.py` keeps the beginning of a folder's first run. On the same kind of processor, with the same libraries
+and threads, the records must be reproduced exactly. Elsewhere, differences are only reported.
 """
 
 import json
@@ -21,10 +21,10 @@ from study.first_run import FIRST_RUN, conditions
 from study.plan import ROOT
 
 
-def repeat(kept: Mapping[str, Any], where: Path) -> list[dict[str, Any]]:
-    """The first records of the kept run, made again. `where`: its file, for messages.
+def repeat(kept: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
+    """Repeats the kept run and returns its first records. `file`: the run's file, for messages.
 
-    Raises a UserError: settings are not those of the task any more, or data are not here.
+    Raises a UserError: the settings no longer fit the task, or data are missing.
     """
     import torch
 
@@ -32,7 +32,7 @@ def repeat(kept: Mapping[str, Any], where: Path) -> list[dict[str, Any]]:
     from cory.trainer import CoryTrainer
 
     kind = find_kind(kept["task"])
-    config = as_config(kind.config, kept["settings"], where)
+    config = as_config(kind.config, kept["settings"], file)
     torch.set_num_threads(kept["made_on"]["threads"])
     with tempfile.TemporaryDirectory() as folder:
         config.output = str(Path(folder) / "run")
@@ -44,16 +44,16 @@ def repeat(kept: Mapping[str, Any], where: Path) -> list[dict[str, Any]]:
 
 
 def first_difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """The first difference of records, in the metrics that the earlier ones have; empty: there is none."""
+    """Describes the first difference between records, in the metrics of the earlier ones; empty if there is none."""
     for number, (old, new) in enumerate(zip(before, now, strict=True), 1):
         for name, value in old.items():
-            if json.dumps(value) != json.dumps(new.get(name)):  # a NaN is the same as a NaN
+            if json.dumps(value) != json.dumps(new.get(name)):  # as text, NaN equals NaN
                 return f"{name} of record {number}: {value} -> {new.get(name)}"
     return ""
 
 
 def check(folder: Path) -> tuple[bool, str]:
-    """Repeats the first run of a folder of results: whether its numbers came out, and what to say of it."""
+    """Repeats a folder's first run. Returns whether the check passed, and a message."""
     kept = json.loads((folder / FIRST_RUN).read_text(encoding="utf-8"))
     try:
         changed = first_difference(kept["records"], repeat(kept, folder / FIRST_RUN))
@@ -61,14 +61,14 @@ def check(folder: Path) -> tuple[bool, str]:
         return False, f"NOT REPEATED, {error}"
     if not changed:
         return True, "equal"
-    here = conditions(kept["made_on"]["threads"])
-    if here != kept["made_on"]:
-        return True, f"{changed}; it was made on {kept['made_on']}, and this is {here}"
+    current = conditions(kept["made_on"]["threads"])
+    if current != kept["made_on"]:
+        return True, f"{changed}; it was made on {kept['made_on']}, and this is {current}"
     return False, f"CHANGED, {changed}"
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m results.check`: see the module."""
+    """Runs `python -m results.check`; see the module's docstring."""
     parser = Arguments(__doc__)
     parser.add_argument("folders", nargs="*", help="Folders of results. Default: all of results/")
     args = parser.parse_args(argv)
@@ -79,11 +79,11 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     folders = folders or [path.parent for path in sorted((ROOT / "results").glob(f"*/{FIRST_RUN}"))]
     failed = 0
     for folder in folders:
-        came_out, message = check(folder)
-        failed += not came_out
+        passed, message = check(folder)
+        failed += not passed
         print(f"{folder.name}: {message}", flush=True)
     if failed:
-        raise UserError(f"{failed} of {len(folders)} folders of results are not those of this code")
+        raise UserError(f"{failed} of {len(folders)} folders of results do not match this code")
 
 
 if __name__ == "__main__":

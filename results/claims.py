@@ -1,8 +1,8 @@
-"""Judges the paper's claims by the rows under results/: a direction, and a size beside what the paper reports.
+"""Judges the paper's claims by the rows under results/: a direction, and a size beside the reported one.
 
     python -m results.claims --out results/claims.md
 
-Nothing is run. Definitions: docs/experiments.md, "Claims".
+The script runs no training. Definitions: docs/experiments.md, "Claims".
 """
 
 import math
@@ -49,10 +49,10 @@ from study.frame import BASE, Study, read_study
 from study.frontier import apart
 from study.intervals import FEWEST, Interval, difference, ratio
 
-SIMILAR = 0.2  # of a whole: what is no further from it counts as similar, close, or all of it
+SIMILAR = 0.2  # relative distance within which a size counts as similar, close, or complete
 ABOVE, BELOW, MORE = (0.0, math.inf), (-math.inf, 0.0), (1.0, math.inf)
 NEARLY_ALL = (1 - SIMILAR, math.inf)
-SHOWN_P = (0.01, 0.05)  # p-values this close to the limit stand beside their interval
+SHOWN_P = (0.01, 0.05)  # p-values in this range are shown with their interval
 
 SETTINGS = {
     "imdb_partner_full_kl": "toy, full KL, 3e-5",
@@ -69,7 +69,7 @@ SETTINGS = {
     "imdb_cooperation_full_kl": "toy, full KL, 3e-5, coefficients",
     "gsm8k_credit": "GSM8K's toy",
 }
-"""What a folder under results/ measures; the toy is IMDB's. The folder's name begins with its task."""
+"""Settings that the folders under results/ measure; "toy" is IMDB's. A folder's name begins with its task."""
 
 IMDB = tuple(SETTINGS)[:6]
 ABLATIONS = ("imdb_ablations_full_kl", "imdb_ablations_sampled_kl")
@@ -83,11 +83,12 @@ class Claim:
     """A claim of the paper.
 
     Args:
-        says: in words.
-        number: what is estimated.
+        says: the claim in words.
+        number: the estimated quantity.
         paper: the size that the paper reports.
         holds: the open range in which the estimate lies if the claim's direction is right.
-        folders: under results/, each a setting in which it is judged.
+        folders: folders under results/, each with a setting in which the claim is judged.
+        estimate: the estimate of the quantity from a study.
     """
 
     says: str
@@ -103,8 +104,10 @@ class Part:
     """An experiment of the paper.
 
     Args:
-        task: the paper's, in capitals; empty: not stated.
-        note: what a reader must know besides.
+        title: the experiment and its place in the paper.
+        task: the paper's task, in capitals; empty if not stated.
+        claims: the claims of the experiment.
+        note: a caveat for the reader.
     """
 
     title: str
@@ -258,7 +261,7 @@ def judged(claim: Claim, study: Study) -> dict[str, str]:
 
 
 def table(part: Part, studies: Mapping[str, Study]) -> Rows:
-    """Returns a row for each claim and setting; what a claim's rows share stands in its first."""
+    """Returns a row for each claim and setting. Cells that a claim's rows share are only in its first row."""
     rows = []
     for claim in part.claims:
         for folder in claim.folders:
@@ -296,7 +299,7 @@ def page(results: Path) -> str:
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m results.claims`: see the module."""
+    """Runs `python -m results.claims`; see the module's docstring."""
     parser = Arguments(__doc__)
     parser.add_argument("--results", default="results", help="Folder of the experiments' results")
     parser.add_argument("--out", help="File for the page. Default: print it only")
@@ -311,19 +314,19 @@ def command_line(argv: Sequence[str] | None = None) -> None:
 
 HEAD = f"""# The paper's claims
 
-Each claim of the paper stands under its experiment. *Direction* is *yes* if the 95 % interval lies wholly on the
-claim's side, *no* if it lies wholly on the other side, and *open* otherwise. *Here* is the estimate, beside the size
-that is *reported*. A claim about what PPO does wrong is *not testable here* where PPO does not do it.
+Claims are grouped by the paper's experiments. *Direction* is *yes* if the 95 % interval lies wholly on the claim's
+side, *no* if it lies wholly on the other side, and *open* otherwise. *Here* is our estimate, *reported* the paper's
+size. A claim about a failure of PPO is *not testable here* if PPO does not fail that way.
 
-No row is on the paper's models. *The paper's task* says whether a setting has the task of the paper's experiment. The
-toy is IMDB's, a GPT-2 of 0.57 M parameters. It was also trained on examples in the observer's prompt form, so an
-observer is ahead before any training. SmolLM2 has 135 M parameters, quantized to 4 bits and turned back into float32,
-and reads real reviews. GSM8K's toy has generated word problems.
+No row is on the paper's models. *The paper's task* says whether a setting has the task of the paper's experiment. *Toy*
+is IMDB's toy, a GPT-2 of 0.57 M parameters. It was also trained on examples in the observer's prompt form, so an
+observer is ahead before any training. SmolLM2 has 135 M parameters, quantized to 4 bits and dequantized to float32, and
+reads real reviews. GSM8K's toy has generated word problems.
 
-Rows share runs and are not corrected for their number, so they are not to be counted. Numbers describe training unless
-the row says otherwise: an agent's own reward and KL in whatever role it has, averaged over the last ten iterations.
-Intervals are Student's t over n seeds, paired by seed; fewer than {FEWEST} seeds decide nothing. A p-value between
-{SHOWN_P[0]} and {SHOWN_P[1]} stands beside its interval. [Definitions](../docs/experiments.md#claims)
+Rows share runs and are not corrected for their number, so do not count them. Unless a row says otherwise, numbers
+describe training: an agent's own reward and KL in all its roles, averaged over the last ten iterations. Intervals are
+Student's t over n seeds, paired by seed; fewer than {FEWEST} seeds decide nothing. A p-value between {SHOWN_P[0]} and
+{SHOWN_P[1]} is shown with its interval. [Definitions](../docs/experiments.md#claims)
 """
 
 

@@ -1,9 +1,9 @@
-"""Measures how much of an answer is copied from the answer that it reads: the share of its word four-grams.
+"""Measures how much of an answer is copied from the answer it reads, as the share of its word four-grams.
 
     python -m results.copied runs/experiments/SCALE/NAME/evaluation --out results/NAME_SCALE/copied.csv
 
-Each folder of the evaluation is a run, GROUP-seedN. Rows that --out has are kept, as responses are not committed. The
-chains of each run's first five queries go to texts.jsonl beside --out.
+Each folder of the evaluation belongs to a run, GROUP-seedN. Rows already in --out are kept, as responses are not
+committed. The chains of each run's first five queries go to texts.jsonl beside --out.
 """
 
 import csv
@@ -14,13 +14,13 @@ from pathlib import Path
 from cory.command import Arguments, main
 from cory.run.folder import read_rows, write_text
 
-N = 4  # words of a gram
-EXAMPLES = 5  # queries whose chains are kept
+N = 4  # words per gram
+EXAMPLES = 5  # number of queries whose chains are kept
 COLUMNS = ("run", "answers", "copied_four_grams", "responses")
 
 
 def share_copied(text: str, read: str) -> float | None:
-    """Returns the share of a text's word four-grams that stand in what was read; None without a four-gram.
+    """Returns the share of a text's word four-grams that also occur in `read`; None without a four-gram.
 
     >>> share_copied("a good film with love in it", "it was a good film with joy")
     0.25
@@ -28,12 +28,12 @@ def share_copied(text: str, read: str) -> float | None:
     grams = four_grams(text)
     if not grams:
         return None
-    known = set(four_grams(read))
-    return sum(gram in known for gram in grams) / len(grams)
+    read_grams = set(four_grams(read))
+    return sum(gram in read_grams for gram in grams) / len(grams)
 
 
 def four_grams(text: str) -> list[tuple[str, ...]]:
-    """Returns the runs of four words in a text."""
+    """Returns a text's sequences of four words."""
     words = text.split()
     return [tuple(words[start : start + N]) for start in range(len(words) - N + 1)]
 
@@ -60,16 +60,16 @@ def of_run(folder: Path) -> tuple[list[dict[str, str]], list[dict[str, object]]]
         {
             "run": folder.name,
             "answers": answers,
-            "copied_four_grams": f"{sum(of_chain) / len(of_chain):.4f}",
-            "responses": str(len(of_chain)),
+            "copied_four_grams": f"{sum(chain_shares) / len(chain_shares):.4f}",
+            "responses": str(len(chain_shares)),
         }
-        for answers, of_chain in shares.items()
+        for answers, chain_shares in shares.items()
     ]
     return rows, examples
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m results.copied`: see the module."""
+    """Runs `python -m results.copied`; see the module's docstring."""
     parser = Arguments(__doc__)
     parser.add_argument("folder", help="The evaluations of an experiment's runs")
     parser.add_argument("--out", required=True, help="CSV file; texts.jsonl is written beside it")
@@ -78,12 +78,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     texts = out.with_name("texts.jsonl")
     rows = list(csv.DictReader(out.open(encoding="utf-8"))) if out.exists() else []
     examples = read_rows(texts)
-    known = {row["run"] for row in rows}
+    measured = {row["run"] for row in rows}
     for file in sorted(Path(args.folder).glob("*/responses.jsonl")):
-        if file.parent.name not in known:
-            rows_of_run, examples_of_run = of_run(file.parent)
-            rows += rows_of_run
-            examples += examples_of_run
+        if file.parent.name not in measured:
+            run_rows, run_examples = of_run(file.parent)
+            rows += run_rows
+            examples += run_examples
     lines = [",".join(COLUMNS), *(",".join(row[name] for name in COLUMNS) for row in rows)]
     write_text(out, "\n".join(lines) + "\n")
     write_text(texts, "".join(json.dumps(example) + "\n" for example in examples))

@@ -1,7 +1,7 @@
-"""Estimates by which claims are judged: a number per seed, and Student's t over the seeds.
+"""Estimates that judge claims: a number per seed, and Student's t over seeds.
 
-A *measure* makes one number of one run's metrics. An *estimate* makes an interval of a study: it names groups of runs,
-takes a measure of each run, and pairs the groups by seed. `results/claims.py` has one for each claim.
+A *measure* computes one number from one run's metrics. An *estimate* computes an interval from a study: it takes a
+measure of each run in some groups, and pairs the groups by seed. `results/claims.py` has an estimate for each claim.
 """
 
 import math
@@ -16,26 +16,28 @@ from study.held_out import held_out_by_seed, judged_by
 from study.intervals import Interval, difference, over_seeds, ratio
 
 PPO, CORY = "PPO", "CORY"
-CAUSAL = "CORY, causal"  # the method's group where a study has no other
-Measure = Callable[[pd.DataFrame], float]  # of the metrics of one run
-Statistic = Callable[[pd.Series, pd.Series], Interval]  # of two groups, a value per seed each
+CAUSAL = "CORY, causal"  # the method's group in studies without a group CORY
+Measure = Callable[[pd.DataFrame], float]  # takes the metrics of one run
+Statistic = Callable[[pd.Series, pd.Series], Interval]  # takes two groups' values by seed
 Estimate = Callable[[Study], Interval]
 
 NOT_RUN, OPEN, NOT_TESTABLE = "not run", "open", "not testable here"
 
 
 class Untested(Exception):
-    """Raised where a claim has no estimate. Arguments: what stands in place of its direction, and why."""
+    """Raised if a claim has no estimate. Arguments: the text in place of its direction, and the reason."""
 
 
 def prepared(study: Study) -> Study:
-    """Returns a study whose metrics have what measures need of a run, and whose only group of the method is CORY."""
+    """Adds the columns that measures need to a study's metrics, and renames a lone group of the method to CORY."""
     times = collapse_times(study)
-    of_runs = study.runs[[*RUN, "first_role", LIMIT]].drop_duplicates(RUN)
-    of_runs = of_runs.join(times.assign(first=times.min(axis=1))[["texts", "first"]], on=RUN)
-    of_runs = of_runs.rename(columns={"texts": "texts_collapse", "first": "collapse"})
+    run_columns = study.runs[[*RUN, "first_role", LIMIT]].drop_duplicates(RUN)
+    run_columns = run_columns.join(
+        times.assign(first=times.min(axis=1))[["texts", "first"]], on=RUN
+    )
+    run_columns = run_columns.rename(columns={"texts": "texts_collapse", "first": "collapse"})
     planned = planned_iterations(study)
-    metrics = study.metrics.merge(of_runs.assign(planned=planned), on=RUN)
+    metrics = study.metrics.merge(run_columns.assign(planned=planned), on=RUN)
     names = {} if CORY in set(study.runs["family"]) else {CAUSAL: CORY}
     return replace(
         study,
@@ -50,7 +52,7 @@ def prepared(study: Study) -> Study:
 
 
 def window(run: pd.DataFrame, metric: str, stop: int) -> float:
-    """Returns the mean over agents and the 10 iterations before `stop`."""
+    """Returns a metric's mean over agents and the 10 iterations before `stop`."""
     rows = run[(run["iteration"] >= stop - LAST) & (run["iteration"] < stop)]
     return float(rows[metric].mean())
 
@@ -61,22 +63,22 @@ def length(run: pd.DataFrame) -> int:
 
 
 def end(metric: str) -> Measure:
-    """A metric over the last 10 iterations."""
+    """Makes a measure: a metric's mean over the last 10 iterations."""
     return lambda run: window(run, metric, length(run))
 
 
 def middle(metric: str) -> Measure:
-    """A metric over the 10 iterations about half time."""
+    """Makes a measure: a metric's mean over the 10 iterations around half time."""
     return lambda run: window(run, metric, length(run) // 2 + LAST // 2)
 
 
 def over(part: Measure, whole: Measure) -> Measure:
-    """A measure over another; NaN where that is not above 0."""
+    """Makes a measure: one measure divided by another; NaN if the latter is not above 0."""
     return lambda run: part(run) / whole(run) if whole(run) > 0 else math.nan
 
 
 def of_agent(name: str, measure: Measure) -> Measure:
-    """A measure of one agent."""
+    """Makes a measure: a measure of one agent."""
     return lambda run: measure(run[run["agent"] == name])
 
 
@@ -87,12 +89,12 @@ def start(run: pd.DataFrame) -> float:
 
 
 def gain(run: pd.DataFrame) -> float:
-    """Returns how far the task reward ends above its start."""
+    """Returns the final task reward minus its start."""
     return end("task_reward")(run) - start(run)
 
 
 def early_gain(run: pd.DataFrame) -> float:
-    """Returns the gain in task reward by iterations 11 to 20."""
+    """Returns the gain in task reward at iterations 11 to 20."""
     return window(run, "task_reward", 2 * LAST) - start(run)
 
 
@@ -102,7 +104,7 @@ def rise(run: pd.DataFrame) -> float:
 
 
 def decline(run: pd.DataFrame) -> float:
-    """Returns how far the task reward ends below that of half time."""
+    """Returns the task reward at half time minus the final one."""
     return middle("task_reward")(run) - end("task_reward")(run)
 
 
@@ -119,7 +121,7 @@ def second_half(run: pd.DataFrame) -> float:
 def spread(run: pd.DataFrame) -> float:
     """Returns the standard deviation of a role's task reward around its running mean over 10 iterations.
 
-    It is the mean over roles, as a mean over agents is steadier the more agents there are.
+    Standard deviations are averaged over roles: a mean over agents would get steadier with more agents.
     """
     spreads = []
     for _, rows in run.groupby("role"):
@@ -135,24 +137,24 @@ def variance(run: pd.DataFrame) -> float:
 
 
 def distance_of_agents(run: pd.DataFrame) -> float:
-    """Returns how far apart the agents' combined rewards end."""
+    """Returns the distance between the agents' final combined rewards."""
     ends = [end("combined_reward")(rows) for _, rows in run.groupby("agent")]
     return max(ends) - min(ends)
 
 
 def share_of_limit(run: pd.DataFrame) -> float:
-    """Returns the first role's response length at the end over the largest limit."""
-    of_first = run[run["role"] == run["first_role"]]
-    return end("response_tokens")(of_first) / float(run[LIMIT].iloc[0])
+    """Returns the first role's final response length divided by the largest limit."""
+    first_rows = run[run["role"] == run["first_role"]]
+    return end("response_tokens")(first_rows) / float(run[LIMIT].iloc[0])
 
 
 def collapsed(run: pd.DataFrame) -> float:
-    """Returns whether an agent has collapsed on the way."""
+    """Returns 1.0 if an agent collapsed during training, otherwise 0.0."""
     return float(run["collapse"].notna().any())
 
 
 def texts_collapsed(run: pd.DataFrame) -> float:
-    """Returns whether an agent's texts have collapsed on the way."""
+    """Returns 1.0 if an agent's texts collapsed during training, otherwise 0.0."""
     return float(run["texts_collapse"].notna().any())
 
 
@@ -165,10 +167,10 @@ def time_to_collapse(run: pd.DataFrame) -> float:
 
 
 def by_seed(study: Study, family: str, measure: Measure, value: str | None = None) -> pd.Series:
-    """Returns a measure of a family's runs, by seed; at one value of the study's `over`, or the mean over all.
+    """Returns a measure of a family's runs by seed, at one value of the study's `over` or averaged over all.
 
     Raises:
-        Untested: there are no such runs.
+        Untested: the study has none of these runs.
     """
     runs = study.runs[study.runs["family"] == family]
     if value is not None:
@@ -181,46 +183,47 @@ def by_seed(study: Study, family: str, measure: Measure, value: str | None = Non
 
 
 def values_of(study: Study) -> list[str]:
-    """Returns the values of the study's `over`, the smallest first."""
+    """Returns the values of the study's `over` in ascending order."""
     return sorted({value for value in study.runs["value"] if value}, key=float)
 
 
 def measured(name: str, measure: Measure) -> Estimate:
-    """A measure of one group."""
+    """Makes an estimate: a measure of one group."""
     return lambda study: over_seeds(by_seed(study, name, measure))
 
 
 def between(first: str, second: str, measure: Measure, statistic: Statistic) -> Estimate:
-    """A statistic of two groups' measures."""
+    """Makes an estimate: a statistic of two groups' measures."""
     return lambda study: statistic(by_seed(study, first, measure), by_seed(study, second, measure))
 
 
 def relative(ours: str, rival: str, measure: Measure, whole: Measure) -> Estimate:
-    """Ours minus the rival's, over the rival's mean of `whole`, which is taken as given."""
+    """Makes an estimate: our measure minus the rival's, over the rival's mean of `whole`, which counts as exact."""
 
     def estimate(study: Study) -> Interval:
         scale = float(by_seed(study, rival, whole).mean())
         if not scale > 0:
             raise Untested(OPEN, f"{rival}'s is {scale:.2f}, so a share of it means nothing")
-        apart = between(ours, rival, measure, difference)(study)
-        return Interval(apart.value / scale, apart.low / scale, apart.high / scale, *apart[3:])
+        interval = between(ours, rival, measure, difference)(study)
+        value, low, high = (number / scale for number in interval[:3])
+        return Interval(value, low, high, *interval[3:])
 
     return estimate
 
 
 def provided(premise: Callable[[Study], bool], otherwise: str, estimate: Estimate) -> Estimate:
-    """An estimate of what a claim says, where its premise occurs."""
+    """Makes an estimate that is untested, for the reason `otherwise`, unless the claim's premise holds."""
 
-    def of_study(study: Study) -> Interval:
+    def estimate_if(study: Study) -> Interval:
         if not premise(study):
             raise Untested(NOT_TESTABLE, otherwise)
         return estimate(study)
 
-    return of_study
+    return estimate_if
 
 
 def of_fixed_roles(name: str, measure: Measure) -> Estimate:
-    """The ratio of a measure of a group's first agent to that of its second."""
+    """Makes an estimate: the ratio of a measure between a group's first agent and its second."""
     agents = ("agent_1", "agent_2")
     return lambda study: ratio(
         *(by_seed(study, name, of_agent(agent, measure)) for agent in agents)
@@ -237,20 +240,20 @@ def collapses_later(study: Study) -> Interval:
 
 
 def kl_accelerates(study: Study) -> Interval:
-    """Returns the growth of PPO's KL in the second half of a run over the first half's, at the smallest value."""
+    """Returns the growth of PPO's KL in a run's second half divided by the first half's, at the smallest value."""
     return over_seeds(by_seed(study, PPO, over(second_half, middle("kl")), values_of(study)[0]))
 
 
 def alone(study: Study) -> Interval:
-    """Returns how far CORY's agents, each solo, are above PPO's on held-out queries."""
+    """Returns the held-out difference between CORY's agents, each solo, and PPO's."""
     values = held_out_by_seed(study, judged_by(study), 1)
     return difference(values[CORY].dropna(), values[PPO].dropna())
 
 
 def passes(rival: str) -> Estimate:
-    """The smallest difference over k of CORY's pass@k, mean over its agents solo, to a rival's or the base's.
+    """Makes an estimate: CORY's pass@k, averaged over its solo agents, minus a rival's or the base's, smallest over k.
 
-    The ends of the interval are the smallest ends over k: all differences are above 0 if the lower end is.
+    The ends of the interval are the smallest ends over k: if the lower end is above 0, all differences are.
     """
 
     def estimate(study: Study) -> Interval:
@@ -258,7 +261,7 @@ def passes(rival: str) -> Estimate:
         for k in [key for key in study.held_out if str(key).startswith("pass@")]:
             values = held_out_by_seed(study, k, 1)
             ours, theirs = values[CORY].dropna(), values[rival].dropna()
-            if rival == BASE:  # which has no seed
+            if rival == BASE:  # the base has no seeds
                 intervals.append(over_seeds(ours - theirs.iloc[0]))
             else:
                 intervals.append(difference(ours, theirs))

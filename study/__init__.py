@@ -1,1 +1,1 @@
-"""What a scientific statement about runs needs: experiments, comparisons, tables. `cory` never imports it."""
+"""Experiments, comparisons and tables, for scientific statements about runs. `cory` never imports this package."""

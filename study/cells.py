@@ -1,4 +1,4 @@
-"""Tables in Markdown, and their cells: means and differences over seeds, under the titles of their metrics."""
+"""Markdown tables and their cells: means and differences over seeds, with metrics' titles."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,13 +10,13 @@ from cory.metrics import TITLES
 from cory.run import tables
 from study.intervals import difference, over_seeds
 
-Rows: TypeAlias = list[dict[str, str]]  # of a table: by column, a cell
+Rows: TypeAlias = list[dict[str, str]]  # a table's rows: cells by column
 
-OWN_KL_REWARD = "own_kl_reward"  # the combined reward with the KL of the last answer alone
+OWN_KL_REWARD = "own_kl_reward"  # the combined reward with only the last answer's KL
 
 
 def column_title(metric: str) -> str:
-    """What tables call a metric: its title without the unit, or the name of a task's own metric."""
+    """Returns a metric's title in tables, without the unit; a task's own metric keeps its name."""
     if metric == OWN_KL_REWARD:
         return f"{TITLES['combined_reward']}, own KL"
     if metric not in TITLES:
@@ -25,7 +25,7 @@ def column_title(metric: str) -> str:
 
 
 def is_share(metric: str) -> bool:
-    """Whether a metric is a share, which tables show in percent."""
+    """Whether a metric is a share, shown in percent."""
     return metric.startswith(("pass@", "maj@")) or metric in (
         "greedy",
         "copied",
@@ -34,9 +34,9 @@ def is_share(metric: str) -> bool:
 
 
 def mean_cell(values: "pd.Series[float]", metric: str) -> str:
-    """The mean over seeds and its interval; empty of no values.
+    """Formats the mean over seeds and its interval; empty without values.
 
-    There is no interval where it would reach below 0 although no value does: the seeds are too few.
+    The interval is left out if it would reach below 0 although no value does: there are too few seeds.
     """
     values = values.dropna()
     if not len(values):
@@ -49,9 +49,9 @@ def mean_cell(values: "pd.Series[float]", metric: str) -> str:
 
 
 def difference_cell(by_seed: pd.DataFrame, name: str, base: str | None, metric: str) -> str:
-    """The difference of a group to its baseline, seed by seed; empty where there is none.
+    """Formats a group's difference to its baseline, seed by seed; empty if there is none.
 
-    `by_seed`: a column for each group.
+    `by_seed` has a column per group.
     """
     if base is None or base == name or name not in by_seed or base not in by_seed:
         return ""
@@ -62,13 +62,13 @@ def difference_cell(by_seed: pd.DataFrame, name: str, base: str | None, metric: 
 
 
 def difference_text(ours: "pd.Series[float]", theirs: "pd.Series[float]", metric: str) -> str:
-    """The difference of two groups' values by seed, with its interval; of a share in percent."""
+    """Formats the difference of two groups' values by seed, with its interval; shares are in percent."""
     scale, digits = (100, 0) if is_share(metric) else (1, 2)
     return difference(scale * ours, scale * theirs).text(f"+.{digits}f")
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows of equal keys as a table; a model's text cannot act as Markdown, HTML or terminal control."""
+    """Formats rows with equal keys as a table; models' texts cannot act as Markdown, HTML or terminal control."""
     if not rows:
         return "None.\n"
     if any(list(row) != list(rows[0]) for row in rows):

@@ -1,4 +1,4 @@
-"""When runs collapse: their texts repeat themselves, or their KL leaves its bound. Definitions: docs/metrics.md."""
+"""Finds when runs collapse: texts repeat themselves, or KL exceeds its bound. Definitions: docs/metrics.md."""
 
 import math
 from collections.abc import Sequence
@@ -11,24 +11,23 @@ from study.equal_reward import of_group, worded
 from study.frame import KL_GUARD, LAST, RUN, Study
 from study.intervals import difference, holm, over_seeds
 
-SMALLEST_SPREAD = 1e-9  # sum of squares, in tokens, below which lengths are all the same
+SMALLEST_SPREAD = 1e-9  # sum of squared deviations, in tokens, below which lengths count as equal
 
 
 def collapse_times(study: Study) -> pd.DataFrame:
-    """By run, the numbers of iterations after which an agent has collapsed, by its `kl` and by its `texts`; NaN if none
-    does.
+    """Returns each run's number of iterations until an agent collapses, by `kl` and by `texts`; NaN if none does.
 
-    An agent has collapsed where the means of its last 10 iterations have, by the rule of `cory.metrics.collapsed`. In a
-    run that the guard of the KL has ended, so has one whose KL is above the bound in the last iteration.
+    An agent collapses when its means over 10 iterations meet the rule of `cory.metrics.collapsed`. In a run that the KL
+    guard ended, an agent whose KL exceeds the bound in the last iteration collapses there.
     """
-    from cory.metrics import collapsed  # here, as it imports torch
+    from cory.metrics import collapsed  # imported late, as it imports torch
 
     stopped_by = dict(zip(study.names, study.runs["stopped_by"], strict=True))
     times = {}
-    for run, of_run in _with_share(study).groupby(RUN, sort=False):
+    for run, run_metrics in _with_share(study).groupby(RUN, sort=False):
         by_kl, by_texts = [], []
-        for _, rows in of_run.groupby("agent"):
-            # An agent in several roles has a row for each.
+        for _, rows in run_metrics.groupby("agent"):
+            # An agent in several roles has several rows per iteration.
             by_iteration = rows.groupby("iteration")[["share", "kl", "kl_bound"]].mean()
             for iteration, share, kl, bound in by_iteration.rolling(LAST).mean().itertuples():
                 if collapsed(1.0, kl, bound):
@@ -46,9 +45,9 @@ def collapse_times(study: Study) -> pd.DataFrame:
 
 
 def _with_share(study: Study) -> pd.DataFrame:
-    """Returns the metrics with their `kl_bound` and, as `share`, distinct-2 over an untrained agent's.
+    """Returns the metrics with `kl_bound` and `share`, distinct-2 divided by an untrained agent's distinct-2.
 
-    The share is NaN for answers of one word, and for agents that are frozen beside others.
+    The share is NaN for answers of one word, and for agents that are frozen beside learning ones.
     """
     expected = _untrained_distinct_2(study)
     bounds = study.runs[[*RUN, "kl_bound"]].drop_duplicates(RUN)
@@ -57,11 +56,11 @@ def _with_share(study: Study) -> pd.DataFrame:
 
 
 def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
-    """Returns an untrained agent's distinct-2 in the role and at the response length of each row of the metrics.
+    """Estimates an untrained agent's distinct-2 in the role and at the response length of each row of the metrics.
 
-    Longer responses repeat more, and the length of a batch is drawn. So log distinct-2 is fitted by a line in the
-    response length over the first iterations, by least squares: an intercept for each group and role, a slope for each
-    role.
+    Longer responses repeat more, and a batch's length is drawn at random. Over the first iterations, log distinct-2 is
+    therefore fitted by a line in the response length (least squares), with an intercept per group and role and a slope
+    per role.
     """
     start = study.without_frozen(study.metrics)
     start = start[(start["iteration"] == 0) & (start["distinct_2"] > 0)]
@@ -70,10 +69,11 @@ def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
     means = start.groupby(["group", "role"])[columns].mean()
     slopes = {}
     for role, rows in start.groupby("role"):
-        apart = rows[columns] - rows.groupby("group")[columns].transform("mean")
-        spread = float((apart["response_tokens"] ** 2).sum())
+        deviations = rows[columns] - rows.groupby("group")[columns].transform("mean")
+        lengths = deviations["response_tokens"]
+        spread = float((lengths**2).sum())
         is_fitted = study.drawn_length is not None and spread > SMALLEST_SPREAD
-        slopes[role] = (apart["log"] @ apart["response_tokens"]) / spread if is_fitted else 0.0
+        slopes[role] = (deviations["log"] @ lengths) / spread if is_fitted else 0.0
 
     metrics = study.metrics[["group", "role", "response_tokens"]]
     at_mean = metrics[["group", "role"]].join(means, on=["group", "role"])
@@ -82,16 +82,20 @@ def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
 
 
 def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] = ()) -> Rows:
-    """By group: how many runs collapsed on their way, by what, and the mean time to it, with the difference to the
-    baseline.
+    """Returns a row per group: how many runs collapsed and why, and the mean time to collapse with its difference.
 
-    A ✓ stands where the difference of a `primary` group also holds when all of these are corrected for (Holm).
+    A ✓ marks the differences of `primary` groups that survive Holm's correction over all of them.
+
+    Args:
+        study: the runs.
+        groups: the groups to show. Empty: all.
+        primary: the groups whose differences to the baseline are primary.
 
     Raises:
-        ValueError: runs of several planned lengths.
-        LookupError: no run of a primary group.
+        ValueError: the runs have several planned lengths.
+        LookupError: a primary group has no run.
     """
-    if not len(study.metrics):  # of a folder without metrics.csv.gz
+    if not len(study.metrics):  # the folder has no metrics.csv.gz
         return []
     by_cause = collapse_times(study)
     times = by_cause.min(axis=1)
@@ -132,7 +136,7 @@ def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] =
 
 
 def planned_iterations(study: Study) -> int:
-    """The planned iterations of all runs; of older rows, which lack them, the longest that a run has."""
+    """Returns the planned iterations of all runs. Older rows lack them; then the longest run counts."""
     planned = {int(number) for number in study.runs["planned"].dropna()}
     if len(planned) > 1:
         raise ValueError(f"expected runs of one planned length, got {sorted(planned)}")

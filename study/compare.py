@@ -1,11 +1,11 @@
-"""The page of an experiment or of any runs: tables and figures, held out first, then training.
+"""Writes the page of an experiment or of any runs: tables and figures, held out first, then training.
 
-    python -m study.compare results/imdb_cures                 # from the files of a folder of results, without the runs
-    python -m study.compare runs/cory-seed* runs/ppo-seed*     # runs; names that differ in -seedN alone are a group
-    python -m study.compare results/notes --role answerer      # one role's curves, where others earn 0
+    python -m study.compare results/imdb_cures                 # a folder of results; the runs are not needed
+    python -m study.compare runs/cory-seed* runs/ppo-seed*     # runs; names that differ only in -seedN form a group
+    python -m study.compare results/notes --role answerer      # curves of one role, if others earn 0
 
-Writes comparison.md, its figures, and of runs their rows; in for_paper/ tables as CSV and LaTeX, figures as PDF.
-Definitions: docs/metrics.md, "Comparison".
+Writes comparison.md and its figures; for runs, also their rows. for_paper/ has the tables as CSV and LaTeX, and the
+figures as PDF. Definitions: docs/metrics.md, "Comparison".
 """
 
 import re
@@ -37,24 +37,24 @@ from study.frame import (
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
 
-# Data may be drawn from the seed.
-OF_SEED = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
+# Keys that may differ between seeds, as data may be drawn with the seed.
+SEED_KEYS = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
 FOR_PAPER = "for_paper"
 FIGURES = ("curves", "paths", "pass_at_k", "frontier")
 INTERVALS = (
-    "Values are means over n seeds ± the half-width of their 95 % interval by Student's t, as bands and bars in the "
-    "figures are. Differences are to {}, seed by seed. Combined reward: what is earned, less {} * KL."
+    "Values are means over n seeds ± the half-width of their 95 % interval by Student's t; the figures' bands and bars "
+    "are the same intervals. Differences are to {}, seed by seed. Combined reward: earned reward - {} * KL."
 )
 TRAINING = (
-    "Means over the last 10 iterations, or all of a shorter run, and over a run's agents, in whatever role they were. "
-    "A pair's observers have read a first answer there and a single agent has not, so it is no comparison at "
-    "equal calls. Collapsed: on the way, over ten iterations, distinct-2 below half of an untrained agent's at the "
-    "same length, or KL above guards.kl_bound."
+    "Means over the last 10 iterations, or all of a shorter run, and over a run's agents in all roles. A pair's "
+    "observer has read a first answer and a single agent has not, so these numbers do not compare methods at equal "
+    "calls. Collapsed: at some point in training, over ten iterations, distinct-2 is below half of an untrained "
+    "agent's at the same length, or KL is above guards.kl_bound."
 )
-CURVES = "Running means over up to 10 iterations, {}. A single run has no band, nor have two."
+CURVES = "Running means over up to 10 iterations, {}. Bands need at least three runs."
 PATHS = (
-    "KL where the mean of ten iterations of {} first reaches a task reward; a marker is the end of training. Groups on "
-    "one line pay the same KL for a task reward."
+    "KL where the ten-iteration mean of {} first reaches a task reward; markers show the end of training. Groups on "
+    "the same line pay the same KL for a task reward."
 )
 
 
@@ -67,15 +67,20 @@ def write_page(
     role: str | None = None,
     notes: Sequence[str] = (),
 ) -> Path:
-    """Writes comparison.md and its figures into `out`; figures of an earlier page go.
+    """Writes comparison.md and its figures into `out`, and removes an earlier page's figures.
 
     Args:
-        role: whose curves, and KL at equal task reward, are shown; None: curves of each agent, and the KL of the role
-            that answers the query alone.
-        notes: caveats, beside those of the study.
+        study: the runs.
+        out: the folder to write.
+        title: the page's title.
+        question: the experiment's question, shown below the title.
+        command: the command that repeats the experiment.
+        role: the role whose curves and KL at equal task reward are shown. None: each agent's curves, and the KL of the
+            role that answers the query alone.
+        notes: caveats, in addition to the study's.
 
     Returns:
-        comparison.md.
+        The path of comparison.md.
     """
     (out / FOR_PAPER).mkdir(parents=True, exist_ok=True)
     for name in FIGURES:
@@ -89,7 +94,7 @@ def write_page(
     parts.append(f"{counted(len(study.runs), 'run')} of {groups}; commit {versions}.\n")
     eta = "each run's own eta" if study.eta is None else f"{study.eta:g}"
     if names_eta(study):
-        eta += " (held out that of the evaluation's command)"
+        eta += " (held out: the evaluation command's eta)"
     parts.append(INTERVALS.format(study.baseline, eta) + "\n")
     if sentences := verdicts(study):
         parts += ["**In words:**\n", *(f"* {sentence}" for sentence in sentences), ""]
@@ -107,13 +112,13 @@ def write_page(
 
 
 def _short(version: str) -> str:
-    """A commit of twelve digits, with `-dirty` where it has it."""
+    """Shortens a commit to twelve digits, keeping any `-dirty`."""
     commit, *dirty = version.split("-", 1)
     return "-".join([commit[:12], *dirty])
 
 
 def _section(out: Path, name: str, heading: str, note: str, rows: Rows) -> list[str]:
-    """A table of the page, also as CSV and LaTeX."""
+    """Returns a section with a table, which is also written as CSV and LaTeX."""
     table = pd.DataFrame(rows)
     write_text(out / FOR_PAPER / f"{name}.csv", table.to_csv(index=False))
     write_text(out / FOR_PAPER / f"{name}.tex", table.to_latex(index=False, escape=True))
@@ -121,7 +126,7 @@ def _section(out: Path, name: str, heading: str, note: str, rows: Rows) -> list[
 
 
 def _figure(out: Path, name: str, plot: Callable[..., None], study: Study, *args: Any) -> str:
-    """A figure of the page, also as PDF."""
+    """Draws a figure as PNG and PDF, and returns its Markdown."""
     plot(study, out / FOR_PAPER / f"{name}.pdf", *args)
     plot(study, out / f"{name}.png", *args)
     return f"![{name}]({name}.png)\n"
@@ -144,16 +149,16 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
         shown = study.of_role(role) if role else study
         parts.append(_figure(out, "curves", plots.plot_curves, shown))
         parts.append(CURVES.format(f"of the {role}" if role else "by agent") + "\n")
-        whose = role or study.first_role
-        if study.metrics["iteration"].max() >= 2 * LAST:  # else there is hardly a way to show
-            parts.append(_figure(out, "paths", plots.plot_paths, study, whose))
-            parts.append(PATHS.format(f"the {whose}") + "\n")
+        path_role = role or study.first_role
+        if study.metrics["iteration"].max() >= 2 * LAST:  # shorter runs have hardly any path
+            parts.append(_figure(out, "paths", plots.plot_paths, study, path_role))
+            parts.append(PATHS.format(f"the {path_role}") + "\n")
     by_agent = comparison.ends_by_agent(study)
     return parts + _section(out, "end_by_agent", "End of training, by agent", "", by_agent)
 
 
 def verdicts(study: Study) -> list[str]:
-    """By group, what its difference to the baseline says: held out, by calls, or at the end of training."""
+    """Returns a sentence per group on its difference to the baseline: held out by calls, or at the end of training."""
     metric = held_out.judged_by(study)
     if len(study.held_out):
         measured = {
@@ -165,20 +170,20 @@ def verdicts(study: Study) -> list[str]:
     lines = []
     for name in study.groups:
         base = study.base_of(name)
-        for where, by_seed in measured.items():
+        for measurement, by_seed in measured.items():
             if base == name or not {base, name} <= set(by_seed):
                 continue
-            apart = difference(by_seed[name].dropna(), by_seed[base].dropna())
-            said = direction(apart) or f"no verdict from fewer than {FEWEST} seeds"
+            interval = difference(by_seed[name].dropna(), by_seed[base].dropna())
+            verdict = direction(interval) or f"no verdict from fewer than {FEWEST} seeds"
             text = difference_cell(by_seed, name, base, metric)
-            of = f"{column_title(metric)} {where}"
-            seeds = counted(apart.n, "seed")
-            lines.append(f"{name} against {base}, {of}: {text}, {seeds}: {said}.")
+            quantity = f"{column_title(metric)} {measurement}"
+            seeds = counted(interval.n, "seed")
+            lines.append(f"{name} against {base}, {quantity}: {text}, {seeds}: {verdict}.")
     return lines
 
 
 def _caveats(study: Study) -> list[str]:
-    """What makes the comparison weaker than it looks."""
+    """Returns notes on what makes the comparison weaker than it looks."""
     notes = []
     rewards = ["fingerprint.reward", "fingerprint.reward_sha256"]
     if len(study.runs[rewards].drop_duplicates()) > 1:
@@ -202,50 +207,49 @@ def _caveats(study: Study) -> list[str]:
 
 
 def read_runs(folders: Sequence[Path]) -> Study:
-    """The study of runs. Those whose folders have the same name, but for `-seedN` at its end, form a group.
+    """Reads runs into a study. Runs whose folders' names differ only in a final `-seedN` form a group.
 
-    A group is named by its folders, without the parts that all groups have (`short_labels`).
-
-    The baseline is the first group of one agent, or the first.
+    Groups are named after their folders, without the parts that all groups share (`short_labels`). The baseline is the
+    first group with a single agent, or the first group.
 
     Raises:
-        UserError: a folder is no run's, or runs of a group differ in more than their seed.
+        UserError: a folder is not a run's, or runs of a group differ in more than their seed.
     """
     groups = [re.sub(r"-seed\d+$", "", folder.name) for folder in folders]
     labels = short_labels(groups)
-    first_of: dict[str, Path] = {}
+    first_folders: dict[str, Path] = {}
     studies = {}
     baselines = []
     for folder, group in zip(folders, groups, strict=True):
         name = labels[group]
         settings = read_settings(folder)
-        first = first_of.setdefault(name, folder)
-        differ = differences(read_settings(first), settings, OF_SEED)
+        first = first_folders.setdefault(name, folder)
+        changes = differences(read_settings(first), settings, SEED_KEYS)
         run = (name, settings["seed"])
-        if differ or run in studies:
-            what = ", ".join(differ) or f"seed {settings['seed']} twice"
+        if changes or run in studies:
+            problem = ", ".join(changes) or f"seed {settings['seed']} twice"
             raise UserError(
-                f"runs: expected runs of {name} that differ in their seed alone, got {what}"
+                f"runs: expected runs of {name} that differ only in their seed, got {problem}"
             )
         if is_single(settings):
             baselines.append(name)
         columns = {"group": name, "family": name, "over": "", "value": "", "baseline": False}
         columns |= {"evaluation": "", "experiment": "", "scale": ""}
         studies[run] = of_run(folder, described(settings) | columns)
-    return join(list(studies.values())).against([*baselines, *first_of][0])
+    return join(list(studies.values())).against([*baselines, *first_folders][0])
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m study.compare`: see the module."""
+    """Runs `python -m study.compare`; see the module's docstring."""
     parser = Arguments(__doc__)
     parser.add_argument("runs", nargs="+", help="Folders of runs, or a folder of results")
     parser.add_argument("--out", default="runs/comparison", help="Folder of the page")
     parser.add_argument(
-        "--baseline", help="Group to measure against. Default: the first of one agent"
+        "--baseline", help="Group to compare with. Default: the first with a single agent"
     )
     parser.add_argument(
         "--role",
-        help="Whose curves and paths. Default: each agent's curves, the first role's paths",
+        help="Role whose curves and paths are shown. Default: each agent's curves, the first role's paths",
     )
     args = parser.parse_args(argv)
     if not args.out.strip():
@@ -265,10 +269,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             raise UserError(
                 f"--out: expected a folder without rows of an experiment, got {args.out!r}"
             )
-        # Without the logs beside an experiment's runs, which a pattern names, too.
+        # A pattern also matches the log files beside an experiment's runs.
         folders = [Path(name) for name in args.runs if not Path(name).is_file()]
         if not folders:
-            raise UserError(f"expected folders of runs, got files alone: {' '.join(args.runs)}")
+            raise UserError(f"expected folders of runs, got only files: {' '.join(args.runs)}")
         study = read_runs(folders)
         write_study(study, out)
     if args.baseline is not None:

@@ -1,4 +1,4 @@
-"""Tables of the end of training: means, differences to the baseline.
+"""Tables of the end of training: means, and differences to the baseline.
 
 Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 """
@@ -12,7 +12,7 @@ from study.frame import METRICS, RUN, Study, natural
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
-    """The label of each group's agents: the group's name, with `agent_1`, ... where there are several."""
+    """Returns labels of each group's agents: the group's name, with `agent_1`, ... if there are several."""
     result = {}
     for name in study.groups:
         agents = natural(study.final.loc[study.final["group"] == name, "agent"].unique())
@@ -25,8 +25,9 @@ def labels(study: Study) -> dict[tuple[str, str], str]:
 
 
 def ends(study: Study) -> Rows:
-    """By group: metrics at the end of training, mean over agents, the difference to the baseline, and how many runs
-    collapsed on their way, where their metrics are there.
+    """Returns a row per group: final metrics, averaged over agents, and the difference to the baseline.
+
+    If the study has metrics of all iterations, the row also counts the runs that collapsed.
     """
     reward = study.by_seed("combined_reward")
     times = collapse_times(study).min(axis=1) if len(study.metrics) else None
@@ -39,14 +40,15 @@ def ends(study: Study) -> Rows:
             reward, name, study.base_of(name), "combined_reward"
         )
         if times is not None:
-            of_runs = of_group(times, name)
-            row["collapsed"] = f"{of_runs.notna().sum()} of {len(of_runs)}" if len(of_runs) else ""
+            group_times = of_group(times, name)
+            n = len(group_times)
+            row["collapsed"] = f"{group_times.notna().sum()} of {n}" if n else ""
         rows.append(row)
     return rows
 
 
 def ends_by_agent(study: Study) -> Rows:
-    """By agent: the metrics at the end of training."""
+    """Returns a row per agent: the metrics at the end of training."""
     rows = []
     for (name, agent), label in labels(study).items():
         values = study.final[(study.final["group"] == name) & (study.final["agent"] == agent)]
@@ -58,7 +60,7 @@ def ends_by_agent(study: Study) -> Rows:
 
 
 def points(study: Study) -> pd.DataFrame:
-    """By run, the end of training: family, value, seed and the metrics, mean over agents but frozen ones."""
+    """Returns a row per run: family, value, seed and the final metrics, averaged over agents without frozen ones."""
     final = study.without_frozen(study.final)
     means = final.groupby(RUN, sort=False)[METRICS].mean().reset_index()
     return means.merge(study.runs[[*RUN, "family", "value"]], on=RUN)

@@ -1,4 +1,4 @@
-"""The primary comparisons of a page about learners: groups against the baseline, seed by seed."""
+"""Primary comparisons of the pages about learners: groups against the baseline, seed by seed."""
 
 from collections.abc import Sequence
 
@@ -11,20 +11,21 @@ from study.frame import Study
 from study.held_out import held_out_by_seed
 from study.intervals import difference, holm, over_seeds
 
-HELD_OUT = "held out: "  # before the name of a metric of the evaluation
+HELD_OUT = "held out: "  # prefix of an evaluation's metrics
 
 
 def differences(
     study: Study, metrics: Sequence[str], calls: int = 1, groups: Sequence[str] = ()
 ) -> Rows:
-    """By metric and group: both means, and the group minus the baseline; all that stand here are corrected for.
+    """Returns a row per metric and group: both means, and the group minus the baseline.
 
-    Where two seeds or more are in both, these alone count.
+    A ✓ marks differences that survive Holm's correction over all rows. If the groups share at least two seeds, only
+    these count.
 
     Args:
-        metrics: of the end of training, or with `held out: ` before it of the evaluation.
-        calls: of the evaluation.
-        groups: that are compared with the baseline; none: all.
+        metrics: metrics at the end of training; with the prefix `held out: `, metrics of the evaluation.
+        calls: the number of calls of the evaluation.
+        groups: the groups to compare with the baseline. Empty: all.
     """
     compared = []
     for metric in metrics:
@@ -52,7 +53,7 @@ def differences(
 
 
 def _by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
-    """A column per group, a row per seed."""
+    """Returns a metric with a column per group and a row per seed."""
     if metric.startswith(HELD_OUT):
         return held_out_by_seed(study, metric.removeprefix(HELD_OUT), calls)
     return study.by_seed(metric)

@@ -1,8 +1,8 @@
-"""Where an experiment's runs run: several at a time on this machine, or as Ray tasks.
+"""Executes an experiment's runs: several at a time on this machine, or as Ray tasks.
 
-A run is the same command on both, so its files are the same. One that was interrupted continues from its last
-checkpoint when the command is given again. With Ray all machines need the checkout, the packages and the runs' folder
-at the same paths (a shared file system); a task whose worker or machine is lost is started again by Ray.
+Both execute the same commands, so a run's files are the same. An interrupted run continues from its last checkpoint
+when its command is repeated. With Ray, all machines need the checkout, the packages and the runs' folder at the same
+paths (a shared file system). Ray restarts tasks whose worker or machine is lost.
 """
 
 import ctypes
@@ -20,19 +20,25 @@ from cory.errors import UserError
 from study.plan import Planned
 
 PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
-RETRIES = 3  # of a run whose worker or machine is lost
+RETRIES = 3  # restarts of a run whose worker or machine is lost
 STOPPING = "Stopping: each run finishes its iteration and is saved."
 
-# Called with each run that has ended, its exit status or what became of it, and its seconds.
+# Called when a run ends, with the run, its exit status or a description of the failure, and its seconds.
 Ended = Callable[[Planned, int | str, float], None]
 
 
 def start(
     command: Sequence[str], cwd: str | Path | None, log: str | Path, threads: int | None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that adds its output to a file, computes with so many threads, and dies with this one.
+    """Starts a process that ends with this one and appends its output to `log`.
 
-    None: as many threads as it takes. It has a session of its own, so a Ctrl-C of the terminal does not reach it.
+    The process has its own session, so that Ctrl-C in the terminal does not reach it.
+
+    Args:
+        command: the command and its arguments.
+        cwd: the working directory. None: the current one.
+        log: the file for its output.
+        threads: the number of threads. None: the process decides.
     """
     Path(log).parent.mkdir(parents=True, exist_ok=True)
     environment = dict(os.environ)
@@ -51,13 +57,13 @@ def start(
 
 
 def _die_with_parent() -> None:
-    """In a new process: end it when its parent is killed, so that the run is free for another worker to resume."""
+    """Called in the new process: ends it when its parent is killed, so that another worker can resume the run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run_here(planned: Sequence[Planned], jobs: int, threads: int | None, ended: Ended) -> None:
-    """Runs what is planned on this machine, `jobs` at a time. SIGINT and SIGTERM end the runs after their iteration."""
+    """Executes runs on this machine, `jobs` at a time. SIGINT and SIGTERM end them after their current iteration."""
     running: set[subprocess.Popen[bytes]] = set()
 
     def run(item: Planned) -> None:
@@ -93,18 +99,21 @@ def run_on_ray(
     address: str | None,
     ended: Ended,
 ) -> None:
-    """Runs what is planned as Ray tasks, as many at a time as CPUs and GPUs allow.
+    """Executes runs as Ray tasks, as many at a time as CPUs and GPUs allow.
 
     Args:
-        jobs: runs at a time where no cluster is named and one is started on this machine.
-        threads: CPUs of a run. gpus: GPUs of a run, or a share of one.
-        address: of a cluster, `auto` for the one of this machine; None: a new one, which ends with this process.
+        planned: the runs.
+        jobs: the number of runs at a time on a new cluster; an existing one decides for itself.
+        threads: CPUs per run.
+        gpus: GPUs per run, or a fraction of one.
+        address: the address of a cluster; `auto` finds this machine's. None: a new one that ends with this process.
+        ended: called when a run ends.
 
     Raises:
-        UserError: Ray is not installed, or no cluster is at `address`.
+        UserError: Ray is not installed, or there is no cluster at `address`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Else a run is starved by whatever else the machine does.
+    # Ray's default niceness would let other processes of the machine starve a run.
     os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray
@@ -147,16 +156,16 @@ def run_on_ray(
 
 
 def train(command: Sequence[str], cwd: str, log: str, threads: int) -> tuple[int, float]:
-    """The Ray task: runs one command, and returns its exit status and its seconds.
+    """Runs one command as a Ray task, and returns its exit status and seconds.
 
-    A cancelled one finishes its iteration and saves first.
+    A cancelled task finishes its iteration and saves first.
     """
     started = time.perf_counter()
     process = start(command, cwd, log, threads)
     try:
         while process.poll() is None:
             time.sleep(0.1)  # not process.wait(), which Ray cannot interrupt
-    except BaseException:  # Ray cancels a task by a KeyboardInterrupt
+    except BaseException:  # Ray cancels a task with a KeyboardInterrupt
         process.terminate()
         process.wait()
         raise

@@ -1,13 +1,13 @@
-"""Runs an experiment: every method, value and seed that its file names, evaluates each run, and compares them.
+"""Runs an experiment: trains every method, value and seed that its file names, evaluates each run and compares them.
 
     python -m study.experiment configs/experiments/imdb_curves.yaml                             # the toy setting
-    python -m study.experiment configs/experiments/imdb_curves.yaml --scale paper --dry-run     # one command line a run
+    python -m study.experiment configs/experiments/imdb_curves.yaml --scale paper --dry-run     # prints the commands
     python -m study.experiment FILE --jobs 2 --out results/NAME
     python -m study.experiment FILE --engine ray --address auto --gpus 1                        # on a Ray cluster
 
-Runs are made seed by seed. When a run ends it is evaluated, its row is written into the CSV files of --out, and its
-checkpoints are removed. A run is known by experiment, group and seed: one with a row is not made again, also on another
-machine, and the same command continues interrupted ones.
+Runs are trained seed by seed. When a run ends, it is evaluated, its row is written to the CSV files in --out, and its
+checkpoints are removed. A run is identified by experiment, group and seed. One that has a row is not trained again, on
+this or any other machine; the same command continues interrupted runs.
 """
 
 import argparse
@@ -32,45 +32,45 @@ from study.plan import ROOT, Planned, checkout_file, is_single, plan
 from study.results import Results
 from study.run_evaluation import RunEvaluation
 
-# Statuses of a run that a signal has ended; the latter before it loads.
+# Exit statuses of a run that a signal ended; the negative ones before it handles signals.
 STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m study.experiment`: see the module."""
+    """Runs `python -m study.experiment`; see the module's docstring."""
     args = _arguments(argv)
     experiment = read_experiment(Path(args.file))
     scale = args.scale or ("tiny" if "tiny" in experiment.scales else next(iter(experiment.scales)))
     changes = _changes(args.set)
     runs = Path(args.runs).resolve()
     planned = plan(experiment, scale, changes, runs)
-    of_scale = experiment.scales[scale]
+    settings = experiment.scales[scale]
     home = runs / scale / experiment.name
     out = Path(args.out) if args.out else home / "comparison"
 
     threads = _threads(args)
     evaluation = None
-    if of_scale.evaluate:
-        evaluation = RunEvaluation(of_scale.evaluate, home / "evaluation", threads)
+    if settings.evaluate:
+        evaluation = RunEvaluation(settings.evaluate, home / "evaluation", threads)
     elif args.discard_agents:
         raise UserError(
-            "--discard-agents: expected a scale with `evaluate`, which judges agents first"
+            "--discard-agents: expected a scale with `evaluate`, which evaluates agents first"
         )
     single = next((item for item in planned if is_single(item.settings)), planned[0])
     baseline = experiment.baseline or single.label
-    local = {key for key, value in changes.items() if _is_of_this_machine(value)}
-    set_for_all = [key for key in [*of_scale.flags, *changes] if key not in local]
+    local = {key for key, value in changes.items() if _is_local_path(value)}
+    set_for_all = [key for key in [*settings.flags, *changes] if key not in local]
     results = Results(
         out, experiment.name, scale, planned, experiment.over, baseline, evaluation, set_for_all
     )
 
-    # Seed by seed, so that all groups have the same seeds whenever the experiment is stopped.
-    seeds = of_scale.seeds[: args.seeds]
+    # Seed by seed, so that all groups have the same seeds if the experiment is stopped.
+    seeds = settings.seeds[: args.seeds]
     missing = [item for item in planned if item.seed in seeds and not results.has(item)]
     missing.sort(key=lambda item: item.seed)
     if args.engine == "ray" and any(item.starts_from for item in missing):
         raise UserError(
-            "--engine: expected local where runs start from other runs of the experiment, got ray"
+            "--engine: expected local, as runs start from other runs of the experiment, got ray"
         )
     print(
         f"# {experiment.title}, {scale}: {counted(len(planned), 'run')}, {len(missing)} to make or to continue",
@@ -78,7 +78,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     )
     if args.dry_run:
         for item in missing:
-            print(_shown_command(item))
+            print(_command_text(item))
         return
 
     out.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             for item in planned
             if not results.has(item)
         ]
-        command = _repeated(args.file, scale, changes)
+        command = _repeat_command(args.file, scale, changes)
         page = write_page(
             results.study, out, experiment.title, experiment.question, command, notes=notes
         )
@@ -106,7 +106,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
 def _make(
     missing: Sequence[Planned], results: Results, args: argparse.Namespace, threads: int | None
 ) -> list[Planned]:
-    """Makes or continues runs, and evaluates each when it ends. Returns those that did not end well."""
+    """Trains or continues runs and evaluates each when it ends. Returns the runs that failed or were stopped."""
     _make_missing_models(missing)
     failed: list[Planned] = []
     count = 0
@@ -138,13 +138,13 @@ def _make(
 
 
 def _finish(item: Planned, results: Results, args: argparse.Namespace) -> None:
-    """Evaluates a run that has ended, writes its rows, and removes its checkpoints.
+    """Evaluates a run that has ended, writes its rows and removes its checkpoints.
 
-    The first run that is made for a folder is kept to be repeated (`study/first_run.py`); not on a cluster, whose
+    The beginning of a folder's first run is kept for later checks (`study/first_run.py`), except on a cluster, whose
     machines may differ.
 
     Raises:
-        UserError: the evaluation failed; the checkpoints stay.
+        UserError: the evaluation failed; the checkpoints are kept.
     """
     results.add_run(item)
     if args.engine == "local" and not (results.out / first_run.FIRST_RUN).exists():
@@ -160,10 +160,10 @@ def _finish(item: Planned, results: Results, args: argparse.Namespace) -> None:
 
 
 def _make_missing_models(planned: Sequence[Planned]) -> None:
-    """Trains the larger policy of the toy setting, which is not shipped, if a run names it.
+    """Trains the toy setting's larger policy, which is not shipped, if a run uses it.
 
     Raises:
-        UserError: there is no checkout, whose `toys/` trains it.
+        UserError: there is no checkout, whose `toys/` has the script that trains it.
     """
     if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
         checkout_file("toys/make_imdb_toy.py", "model.name tiny_large")
@@ -175,17 +175,17 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Arguments(__doc__)
     parser.add_argument("file", help="An experiment: configs/experiments/NAME.yaml")
     parser.add_argument(
-        "--scale", help="One of the file's scales. Default: tiny, or else the first"
+        "--scale", help="One of the file's scales. Default: tiny if present, otherwise the first"
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="For all runs; none varies it",
+        help="A setting of all runs; the experiment must not vary it",
     )
     parser.add_argument(
-        "--seeds", type=int, help="Only the first so many of the file's seeds. Default: all"
+        "--seeds", type=int, help="Use only the first SEEDS seeds of the file. Default: all"
     )
     parser.add_argument(
         "--dry-run",
@@ -201,18 +201,18 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="Ray cluster, such as auto. Default: a new one on this machine",
     )
     parser.add_argument(
-        "--cpus", type=int, help="Threads of a run. Default: the machine's cores over --jobs"
+        "--cpus", type=int, help="Threads per run. Default: the machine's cores divided by --jobs"
     )
     parser.add_argument(
-        "--gpus", type=float, default=0.0, help="GPUs of a run, with Ray; 0.5: two runs on one"
+        "--gpus", type=float, default=0.0, help="GPUs per run, with Ray; 0.5: two runs share one"
     )
     parser.add_argument("--runs", default="runs/experiments", help="Folder of the runs")
     parser.add_argument("--out", help="Folder of the results. Default: beside the runs")
     parser.add_argument(
         "--discard-agents",
         action="store_true",
-        help="Remove the agents of each run once it is evaluated, but for those of the first and of runs from which "
-        "others start",
+        help="Remove a run's agents once it is evaluated, except those of the first run and of runs from which others "
+        "start",
     )
     args = parser.parse_args(argv)
     for key in ("seeds", "jobs", "cpus"):
@@ -225,14 +225,14 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _threads(args: argparse.Namespace) -> int | None:
-    """The threads of each run; None: as many as it takes, as it has the machine for itself."""
+    """Returns the threads of each run; None lets a run that has the machine to itself decide."""
     if args.cpus is None and args.jobs == 1 and args.engine == "local":
         return None
     return args.cpus or max(1, (os.cpu_count() or 1) // args.jobs)
 
 
 def _changes(texts: Sequence[str]) -> dict[str, str]:
-    """The values of --set, by their keys."""
+    """Returns the values of --set by key."""
     changes = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -242,27 +242,27 @@ def _changes(texts: Sequence[str]) -> dict[str, str]:
     return changes
 
 
-def _shown_command(item: Planned) -> str:
-    """The command of a run, with paths from the repository's root where it runs there."""
+def _command_text(item: Planned) -> str:
+    """Returns a run's command; if it runs in the repository's root, paths are relative to it."""
     arguments = item.command[1:]
     if item.cwd:
         arguments = [part.removeprefix(f"{ROOT}/") for part in arguments]
     return shlex.join(["python", *arguments])
 
 
-def _repeated(file: str, scale: str, changes: dict[str, str]) -> str:
-    """The command that repeats an experiment, without the folders of this machine."""
+def _repeat_command(file: str, scale: str, changes: dict[str, str]) -> str:
+    """Returns the command that repeats an experiment, without this machine's folders."""
     absolute = Path(file).resolve()
     is_shipped = Path(file).is_absolute() and absolute.is_relative_to(ROOT)
     shown = str(absolute.relative_to(ROOT)) if is_shipped else file
     command = f"python -m study.experiment {shlex.quote(shown)} --scale {scale}"
     for key, value in changes.items():
-        shown_value = "FOLDER" if _is_of_this_machine(value) else value
+        shown_value = "FOLDER" if _is_local_path(value) else value
         command += f" --set {shlex.quote(f'{key}={shown_value}')}"
     return command
 
 
-def _is_of_this_machine(value: str) -> bool:
+def _is_local_path(value: str) -> bool:
     """Whether a value of --set names a file or folder that other machines may not have."""
     return is_local(value) or ("/" in value and os.path.exists(value))
 

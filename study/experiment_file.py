@@ -1,4 +1,4 @@
-"""An experiment's file: what it may say, and how it is read."""
+"""The schema of an experiment's file, and its reader."""
 
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,14 @@ from cory.settings import Settings, from_data, read_yaml
 
 @dataclass
 class Runs(Settings):
-    """Runs that differ in their seed, and in the experiment's `over`, alone.
+    """Runs that differ only in their seed and in the experiment's `over`.
 
     Args:
-        script: What trains: imdb_train/cory.py, ..., or cory.train for a task of your own.
-        from_: `from` in the file: an experiment that has a group of this name, whose rows are taken. Its file lies
-            beside.
-        flags: Keys that are changed in the configuration. `{seed}` in a text stands for the run's seed,
-            `{runs}` for the folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent
-            of a group before.
+        script: The training script: imdb_train/cory.py, ..., or cory.train for a task of your own.
+        from_: `from` in the file: another experiment, with its file in the same folder, from which the rows of the
+            group of the same name are taken.
+        flags: Keys changed in the configuration. `{seed}` in a text stands for the run's seed, `{runs}` for the folder
+            of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent of an earlier group.
         at: Further changes by scale; `config` names another configuration. If given, only the scales named here have
             these runs.
     """
@@ -36,12 +35,12 @@ class Scale(Settings):
     """A size at which the experiment runs.
 
     Args:
-        config: Configuration, read by all scripts of the task.
-        seeds: A run for each.
-        flags: Keys that are changed in every configuration.
+        config: Configuration file for all scripts.
+        seeds: Seeds; each has a run.
+        flags: Keys changed in every configuration.
         needs: Keys that the user must give with --set, as they name local folders.
-        values: Of the experiment's `over`.
-        evaluate: Script, or cory.evaluation, and options that judge all runs when they are done.
+        values: Values of the experiment's `over`.
+        evaluate: Command that evaluates each run when it ends: a script, or cory.evaluation, and its options.
     """
 
     config: str
@@ -57,13 +56,13 @@ class Experiment(Settings):
     """An experiment.
 
     Args:
-        title: What it is, and where in the paper.
-        question: What it answers.
-        runs: By name.
-        scales: By name: tiny, paper, ...
-        baseline: Name of the runs that others are measured against. null: the first PPO.
-        over: Key that is swept in every run; PPO keeps its own value if the key is about several agents.
-        name: By which results know it: that of its file, or of the folder of an experiment.yaml.
+        title: Title, with the place in the paper.
+        question: Question that the experiment answers.
+        runs: Runs by name.
+        scales: Scales by name: tiny, paper, ...
+        baseline: Name of the runs with which others are compared. null: the first PPO.
+        over: Key swept in every run; PPO keeps its value if the key only affects several agents.
+        name: Name in results: the file's, or the folder's for an experiment.yaml.
     """
 
     title: str
@@ -76,10 +75,10 @@ class Experiment(Settings):
 
 
 def read_experiment(path: Path) -> Experiment:
-    """An experiment's file.
+    """Reads an experiment's file.
 
     Raises:
-        UserError: it is missing, has unknown keys, lacks some, or has values of other types.
+        UserError: the file is missing, has unknown or missing keys, or values of wrong types.
     """
     if not path.is_file():
         raise UserError(
@@ -94,17 +93,17 @@ def read_experiment(path: Path) -> Experiment:
     experiment.name = path.resolve().parent.name if path.stem == "experiment" else path.stem
     if not experiment.scales:
         raise UserError(f"{path}: scales: expected at least one, got none")
-    for name, at in experiment.scales.items():
-        if (at.values is None) != (experiment.over is None):
+    for name, scale in experiment.scales.items():
+        if (scale.values is None) != (experiment.over is None):
             raise UserError(
-                f"{path}: scales.{name}.values: expected values exactly where the experiment has `over`, got "
-                f"{at.values}, over {experiment.over}"
+                f"{path}: scales.{name}.values: expected values if, and only if, the experiment has `over`, got "
+                f"{scale.values}, over {experiment.over}"
             )
     for label, runs in experiment.runs.items():
-        for scale in runs.at:
-            if scale not in experiment.scales:
+        for scale_name in runs.at:
+            if scale_name not in experiment.scales:
                 raise UserError(
-                    f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale!r}"
+                    f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale_name!r}"
                 )
         if runs.from_ is not None and not path.with_name(f"{runs.from_}.yaml").is_file():
             raise UserError(

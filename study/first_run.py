@@ -1,7 +1,7 @@
-"""Keeps the beginning of an experiment's first run, from which later code can be checked.
+"""Keeps the beginning of an experiment's first run, with which later code can be checked.
 
-What is kept: the run's settings, where it ran, and its first three records of metrics.jsonl. On the same kind of
-processor, with the same libraries and threads, they come out exactly.
+The file holds the run's settings, the conditions under which it ran, and the first three records of its metrics.jsonl.
+The same kind of processor, libraries and number of threads reproduce these records exactly.
 """
 
 import json
@@ -25,12 +25,14 @@ LEFT_OUT = (*BESIDE_SETTINGS, "output", "resume", "callbacks", "tracker")
 def keep(run: Path, out: Path, threads: int) -> None:
     """Keeps the beginning of a run in a folder of results, if others can repeat it.
 
-    They cannot where its task was made in Python, or names files that git does not have.
+    A run is not kept if its task was made in Python, or if its settings name files that git does not track.
 
     Args:
-        run: its folder, made on this machine. threads: with which it was made.
+        run: the run's folder; it was trained on this machine.
+        out: the folder of results.
+        threads: the number of threads with which the run was trained.
     """
-    from cory.parallel.devices import choose_device  # here, as it imports torch
+    from cory.parallel.devices import choose_device  # imported late, as it imports torch
 
     settings = read_settings(run)
     task = (settings.get("fingerprint") or {}).get("task")
@@ -51,7 +53,7 @@ def keep(run: Path, out: Path, threads: int) -> None:
 
 
 def _is_local(value: Any) -> bool:
-    """Whether settings name a file or folder that git does not have, such as models/NAME or /FOLDER/FILE.py:NAME."""
+    """Whether settings name a file or folder that git does not track, such as models/NAME or /FOLDER/FILE.py:NAME."""
     if isinstance(value, Mapping):
         return any(map(_is_local, value.values()))
     if isinstance(value, list):
@@ -66,18 +68,18 @@ def _is_local(value: Any) -> bool:
 
 
 def default_threads() -> int:
-    """The threads with which a process computes that nobody tells."""
+    """Returns the number of threads that torch uses by default."""
     import torch
 
     return torch.get_num_threads()
 
 
 def conditions(threads: int) -> dict[str, Any]:
-    """What numbers depend on to the bit besides code and settings."""
-    import torch  # here and below, as importing it takes seconds
+    """Returns the conditions, besides code and settings, on which a run's exact numbers depend."""
+    import torch  # imported late, as it takes seconds
 
     from cory.parallel.devices import processor
 
-    computes = f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
+    processor_name = f"{processor()}, {torch.backends.cpu.get_cpu_capability()}"
     libraries = {name: version for name, version in versions().items() if name in ("torch", "trl")}
-    return {"processor": computes, "threads": threads, **libraries}
+    return {"processor": processor_name, "threads": threads, **libraries}

@@ -1,13 +1,13 @@
-"""The tidy frames of all runs of an experiment: what every table, figure and claim is a group-by of.
+"""Tidy data frames of an experiment's runs, from which tables, figures and claims are computed.
 
-| frame | a row for each | file |
-|---|---|---|
-| `runs` | run: group, seed, settings in which runs differ, code version, machine, seconds | runs.csv |
-| `metrics` | run, iteration and role: the metrics | metrics.csv.gz |
-| `final` | run and agent: means over the last iterations | final.csv |
-| `held_out` | run and way of answering: the metrics on held-out queries | held_out.csv |
+| frame | one row per | columns | file |
+|---|---|---|---|
+| `runs` | run | group, seed, settings in which runs differ, code version, machine, seconds | runs.csv |
+| `metrics` | run, iteration and role | the metrics | metrics.csv.gz |
+| `final` | run and agent | means over the last iterations | final.csv |
+| `held_out` | run and way of answering | the metrics on held-out queries | held_out.csv |
 
-A run is known by its `group` and `seed`. The files hold six significant digits, and suffice without the runs.
+A run is identified by its `group` and `seed`. The files hold six significant digits; the runs' folders are not needed.
 """
 
 import gzip
@@ -26,10 +26,10 @@ from cory.run.settings import flat, read_settings
 
 LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]
-# The combined reward follows from these.
+# The combined reward is computed from these.
 STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
 TEAM = "team_reward"
-# Stored beside them where runs have them.
+# Also stored if runs have them.
 OPTIONAL = (
     TEAM,
     "explained_variance",
@@ -39,25 +39,25 @@ OPTIONAL = (
 )
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["reward", "reward_sha256", "dataset_sha256", "rows"]
-SHORTEST = "sampling.min_new_tokens"  # the smallest limit of a response that is drawn
+SHORTEST = "sampling.min_new_tokens"  # the smallest response length that runs draw
 LIMIT = "sampling.max_new_tokens"  # the largest
-KL_GUARD = "guards.stop_at_kl"  # a `stopped_by`
+KL_GUARD = "guards.stop_at_kl"  # a value of `stopped_by`
 NUMBERS = {
     "seed": "Int64",
     "iterations": "Int64",
     "planned": "Int64",  # iterations; missing in older rows
     **dict.fromkeys(["eta", "kl_bound", "seconds"], float),
 }
-HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are no metrics
+HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are not metrics
 METRICS_FILE = "metrics.csv.gz"
 FRAMES = ("runs", "metrics", "final", "held_out")
-Run = tuple[str, int | None]  # its group and seed
-BASE = "base (untrained)"  # the group of the held-out rows of the base, which have no seed
+Run = tuple[str, int | None]  # group and seed
+BASE = "base (untrained)"  # the group of the base's held-out rows, which have no seed
 
 
 @dataclass
 class Study:
-    """All runs of an experiment; see the module for the frames."""
+    """All runs of an experiment; the module's docstring describes the frames."""
 
     runs: pd.DataFrame
     metrics: pd.DataFrame
@@ -71,44 +71,47 @@ class Study:
 
     @property
     def over(self) -> str | None:
-        """The key of the settings whose values make groups of one family."""
+        """The settings' key whose values distinguish the groups of a family."""
         keys = self.runs["over"].replace("", None).dropna().unique()
         return str(keys[0]) if len(keys) else None
 
     @property
     def groups(self) -> list[str]:
-        """Names of the groups, in their order."""
+        """The names of the groups, in order."""
         return list(self.runs["group"].unique())
 
     @property
     def baseline(self) -> str:
-        """The group, or the family, that others are measured against.
+        """The group, or the family, with which others are compared.
 
         Raises:
-            UserError: none of its runs is there.
+            UserError: the study has none of its runs.
         """
         column = "family" if self._baseline_is_family else "group"
-        return str(self._of_baseline[column].iloc[0])
+        return str(self._baseline_runs[column].iloc[0])
 
     @property
-    def _of_baseline(self) -> pd.DataFrame:
+    def _baseline_runs(self) -> pd.DataFrame:
         base = self.runs[self.runs["baseline"]]
         if base.empty:
             raise UserError(
-                f"baseline: expected a run of it that has ended, got only those of {self.groups}"
+                f"baseline: expected at least one of its runs to have ended, got only runs of {self.groups}"
             )
         return base
 
     @property
     def _baseline_is_family(self) -> bool:
-        """Whether groups are measured against those of the same value, also if one value alone has ended."""
+        """Whether groups are compared with the baseline family's group of the same value.
+
+        Also holds if runs of only one value have ended.
+        """
         base = self.runs[self.runs["baseline"]]
-        of_family = self.runs[self.runs["family"].isin(base["family"])]
-        return bool(of_family["baseline"].all() and (base["group"] != base["family"]).any())
+        family_runs = self.runs[self.runs["family"].isin(base["family"])]
+        return bool(family_runs["baseline"].all() and (base["group"] != base["family"]).any())
 
     @property
     def eta(self) -> float | None:
-        """The eta of the combined reward; None if each run has its own, as where eta is varied."""
+        """The eta of the combined reward; None if each run has its own, such as when eta is varied."""
         if self.over == "ppo.init_kl_coef" or not self.runs["baseline"].any():
             return None
         return float(self.runs.loc[self.runs["baseline"], "eta"].iloc[0])
@@ -118,13 +121,13 @@ class Study:
         """The name of the role in which the baseline's runs answer the query alone.
 
         Raises:
-            UserError: none of its runs is there.
+            UserError: the study has none of the baseline's runs.
         """
-        return str(self._of_baseline["first_role"].iloc[0])
+        return str(self._baseline_runs["first_role"].iloc[0])
 
     @property
     def drawn_length(self) -> float | None:
-        """The mean of the response lengths that runs draw, in tokens; None if they draw none."""
+        """The mean of the response lengths that runs draw, in tokens; None if they do not draw lengths."""
         limits = self.runs[[SHORTEST, LIMIT]].astype(float)
         if (limits[SHORTEST] == limits[LIMIT]).all():
             return None
@@ -132,11 +135,11 @@ class Study:
 
     @property
     def ended_early(self) -> pd.DataFrame:
-        """The runs that a guard or a callback has ended before their planned iterations."""
+        """The runs that a guard or a callback ended before their planned iterations."""
         return self.runs[self.runs["stopped_by"] != ""]
 
     def of_seeds(self, seeds: Sequence[int]) -> "Study":
-        """The runs of some seeds, and the held-out rows of the base, which have none."""
+        """Returns the runs of some seeds, and the base's held-out rows, which have no seed."""
         without_seed = self.held_out["seed"].isna()
         return Study(
             runs=self.runs[self.runs["seed"].isin(seeds)],
@@ -146,7 +149,7 @@ class Study:
         )
 
     def of_role(self, role: str) -> "Study":
-        """With the metrics of one role alone, whichever agent has it, as those of one agent.
+        """Returns the study with the metrics of one role only, attributed to a single agent named after it.
 
         Raises:
             UserError: no run has the role.
@@ -156,17 +159,17 @@ class Study:
         return replace(self, metrics=metrics)
 
     def against(self, baseline: str) -> "Study":
-        """With another baseline, a group or a family.
+        """Returns the study with another baseline, a group or a family.
 
         Raises:
-            UserError: there is none of that name.
+            UserError: no group or family has that name.
         """
         one_of("--baseline", [*self.groups, *self.runs["family"].unique()], baseline)
         is_baseline = (self.runs["group"] == baseline) | (self.runs["family"] == baseline)
         return with_combined_reward(replace(self, runs=self.runs.assign(baseline=is_baseline)))
 
     def of_runs(self, runs: Sequence[Run]) -> "Study":
-        """The rows of some runs, in the order of `runs`."""
+        """Returns the rows of some runs, in the order of `runs`."""
         position = {run: number for number, run in enumerate(runs)}
         frames = []
         for name in FRAMES:
@@ -177,7 +180,7 @@ class Study:
         return Study(*frames)
 
     def base_of(self, name: str) -> str | None:
-        """The baseline of a group: of a family the group of the same value; None if no such run ended."""
+        """Returns a group's baseline: in a family, the group of the same value; None if no run of it has ended."""
         base = self.runs[self.runs["baseline"]]
         if self._baseline_is_family:
             value = self.runs.loc[self.runs["group"] == name, "value"].iloc[0]
@@ -185,19 +188,20 @@ class Study:
         return str(base["group"].iloc[0]) if len(base) else None
 
     def without_frozen(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """The rows of a frame without those of agents that learn nothing beside one that does: no update measures their
-        KL, which is recorded as 0.
+        """Returns a frame's rows without agents that are frozen beside learning ones.
+
+        A frozen agent's KL is recorded as 0, as no update measures it.
         """
-        moves = self.final["kl"] != 0
-        one_moves = moves.groupby([self.final[key] for key in RUN]).transform("any")
+        learns = self.final["kl"] != 0
+        any_learns = learns.groupby([self.final[key] for key in RUN]).transform("any")
         agent = [*RUN, "agent"]
-        frozen = pd.MultiIndex.from_frame(self.final.loc[~moves & one_moves, agent])
+        frozen = pd.MultiIndex.from_frame(self.final.loc[~learns & any_learns, agent])
         return rows[~pd.MultiIndex.from_frame(rows[agent]).isin(frozen)]
 
     def by_seed(self, metric: str) -> pd.DataFrame:
-        """A metric at the end of training, mean over a run's agents: a column per group, a row per seed.
+        """Returns a metric at the end of training, averaged over a run's agents: a column per group, a row per seed.
 
-        Without agents that are frozen beside others.
+        Agents that are frozen beside learning ones are left out.
         """
         means = self.without_frozen(self.final).groupby(["seed", "group"])[metric].mean()
         return means.unstack("group").reindex(
@@ -206,13 +210,14 @@ class Study:
 
 
 def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
-    """The frames of a run that has ended. The combined reward is with its own eta.
+    """Reads the frames of a run that has ended. Its combined reward uses the run's own eta.
 
     Args:
-        columns: of `runs`, beside what the folder says: `group`, `family`, ...
+        folder: the run's folder.
+        columns: further columns of `runs`: `group`, `family`, ...
 
     Raises:
-        UserError: it is no run's folder, the run has not ended, or its metrics are missing.
+        UserError: the folder is not a run's, the run has not ended, or its metrics are missing.
     """
     settings = read_settings(folder)
     if not (folder / "summary.json").exists():
@@ -247,7 +252,7 @@ def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
 
 
 def described(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The columns of `runs` that follow from a run's settings."""
+    """Returns the columns of `runs` that follow from a run's settings."""
     values = flat(settings)
     roles = settings.get("roles") or [{}]
     return {
@@ -267,7 +272,7 @@ def assemble(
     final: pd.DataFrame | None = None,
     held_out: pd.DataFrame | None = None,
 ) -> Study:
-    """The study of some frames, with the combined reward; `final` is computed from the metrics where it is None."""
+    """Makes a study from frames and adds the combined reward. If `final` is None, it is computed from `metrics`."""
     runs = runs.astype(NUMBERS)
     if final is None:
         final = final_values(metrics)
@@ -278,10 +283,10 @@ def assemble(
 
 
 def with_combined_reward(study: Study) -> Study:
-    """The study with the combined reward, of all runs with the baseline's eta (`Study.eta`).
+    """Adds the combined reward, with the baseline's eta for all runs (`Study.eta`).
 
-    An evaluation has computed it with the eta that its command names, or else with that of the first run evaluated, in
-    whose place the same eta as in training is taken.
+    Held-out rows keep their combined reward if the evaluation's command names an eta. Otherwise the evaluation used the
+    eta of the first run evaluated, and the reward is computed again with the eta used in training.
     """
     eta_of_run = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
 
@@ -297,7 +302,7 @@ def with_combined_reward(study: Study) -> Study:
 
     held_out = study.held_out
     if {"combined_reward", "task_reward", "chain_kl"} <= {*held_out} and not names_eta(study):
-        # A way of answering without the task's team reward has none, which would not count one.
+        # Rows that lack the task's team reward have no combined reward, and must not get one without it.
         has_one = held_out["combined_reward"].notna()
         held_out = with_it(held_out, "chain_kl")
         held_out["combined_reward"] = held_out["combined_reward"].where(has_one)
@@ -310,30 +315,30 @@ def with_combined_reward(study: Study) -> Study:
 
 
 def names_eta(study: Study) -> bool:
-    """Whether the command of the evaluations names the eta of the combined reward."""
+    """Whether the evaluations' command names the eta of the combined reward."""
     return bool(study.runs["evaluation"].str.contains("--kl_coef", regex=False).any())
 
 
 def last(metrics: pd.DataFrame) -> pd.DataFrame:
-    """The rows of each agent's last 10 iterations in which it had a role."""
+    """Returns the rows of each agent's last 10 iterations with a role."""
     newest_first = metrics.groupby([*RUN, "agent"])["iteration"].rank("dense", ascending=False)
     return metrics[newest_first <= LAST]
 
 
 def final_values(metrics: pd.DataFrame) -> pd.DataFrame:
-    """By run and agent, the means over its last 10 iterations; of an agent in several roles, over these, too."""
+    """Averages metrics over the last 10 iterations and over roles: a row per run and agent."""
     stored = [*STORED, *(key for key in OPTIONAL if key in metrics)]
     by_agent = last(metrics).groupby([*RUN, "agent"], sort=False)
     return by_agent[stored].mean().reset_index()
 
 
 def write_study(study: Study, folder: Path) -> None:
-    """Writes the frames into a folder; of those without a row an earlier file is removed."""
+    """Writes the frames into a folder. A frame without rows has its file removed."""
     stored = {
         METRICS_FILE: study.metrics.drop(columns="combined_reward"),
         "final.csv": study.final.drop(columns="combined_reward"),
         "held_out.csv": study.held_out,
-        "runs.csv": study.runs,  # last, as a run with a row there counts as written
+        "runs.csv": study.runs,  # written last: a run with a row there is complete
     }
     for name, frame in stored.items():
         if not len(frame):
@@ -341,26 +346,26 @@ def write_study(study: Study, folder: Path) -> None:
             continue
         content = frame.to_csv(index=False, float_format="%.6g").encode()
         if name == METRICS_FILE:
-            content = gzip.compress(content, mtime=0)  # the same rows give the same bytes
+            content = gzip.compress(content, mtime=0)  # without the time, bytes are reproducible
         write_bytes(folder / name, content)
 
 
 def read_study(folder: Path) -> Study:
-    """The frames of a folder that `write_study` wrote.
+    """Reads the frames of a folder that `write_study` wrote.
 
     Raises:
-        UserError: it has no runs.csv.
+        UserError: the folder has no runs.csv.
     """
     if not (folder / "runs.csv").is_file():
         raise UserError(f"expected a folder of results, with a runs.csv, got {str(folder)!r}")
     runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
-    runs = runs.drop(columns="key", errors="ignore")  # older rows have one
-    for key in ("stopped_by", "planned"):  # older rows lack them
+    runs = runs.drop(columns="key", errors="ignore")  # older files have this column
+    for key in ("stopped_by", "planned"):  # older files lack these columns
         if key not in runs:
             runs[key] = ""
     truths = {key: runs[key] == "True" for key in ("baseline", "fixed_roles")}
     runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
-    # Names may be such as None, NA or 2.
+    # Names such as None, NA or 2 must stay text.
     as_text = dict.fromkeys(("group", "agent", "role", "answers"), str)
     frames = [
         pd.read_csv(folder / name, dtype=as_text, keep_default_na=False, na_values=[""])
@@ -375,13 +380,13 @@ def read_study(folder: Path) -> Study:
 
 
 def runs_of(frame: pd.DataFrame) -> list[Run]:
-    """The run of each row; of the base's (BASE, None)."""
+    """Returns the run of each row; (BASE, None) for the base's rows."""
     seeds = [None if pd.isna(seed) else int(seed) for seed in frame["seed"]]
     return list(zip(frame["group"], seeds, strict=True))
 
 
 def join(studies: Sequence[Study]) -> Study:
-    """One study of several, of different runs, with the baseline's eta."""
+    """Joins studies of different runs, with the combined reward by the joint baseline's eta."""
     frames = []
     for name in FRAMES:
         rows = [getattr(study, name) for study in studies]
@@ -392,17 +397,17 @@ def join(studies: Sequence[Study]) -> Study:
 
 
 def natural(names: Iterable[str]) -> list[str]:
-    """Agents' names in order: `agent_2` before `agent_10`."""
+    """Sorts agents' names: `agent_2` before `agent_10`."""
     return sorted(names, key=lambda name: (len(name), name))
 
 
 def metric_columns(held_out: pd.DataFrame) -> list[str]:
-    """The columns of `held_out` that are metrics."""
+    """Returns the columns of `held_out` that are metrics."""
     return [key for key in held_out if key not in HELD_OUT]
 
 
 def passes(study: Study) -> list[int]:
-    """The k of the pass@k that were measured."""
+    """Returns the values of k for which pass@k was measured."""
     names = [str(key) for key in study.held_out]
     return sorted(int(name.removeprefix("pass@")) for name in names if name.startswith("pass@"))
 
@@ -410,12 +415,12 @@ def passes(study: Study) -> list[int]:
 def held_out_frame(
     rows: Sequence[Mapping[str, Any]], groups: Mapping[str, tuple[str, int]]
 ) -> pd.DataFrame:
-    """Rows of an evaluation.json as `held_out`.
+    """Converts the rows of an evaluation.json to the frame `held_out`.
 
     Args:
-        rows: each with `name`, such as `RUN/agent_2 after agent_1`, and metrics.
-        groups: the group and the seed of each run, by its folder's name. The rows of other models are left out, but for
-            those of the base, which have the group `base (untrained)` and no seed.
+        rows: rows with `name`, such as `RUN/agent_2 after agent_1`, and metrics.
+        groups: each run's group and seed, by its folder's name. Rows of the base get the group `base (untrained)` and
+            no seed; rows of other models are left out.
     """
     table = []
     for row in rows:

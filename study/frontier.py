@@ -1,4 +1,4 @@
-"""Frontiers of task reward and KL over the values of a key: whose lies outside, seed by seed.
+"""Compares frontiers of task reward and KL over the values of a key, seed by seed.
 
 Definitions: docs/metrics.md, "Comparison".
 """
@@ -18,8 +18,8 @@ from study.intervals import Interval, holm, hypervolume, nondominated, over_seed
 
 
 def apart(study: Study, ours: str, rival: str) -> Interval:
-    """A family's hypervolume minus a rival's, over that of all points, of each seed's runs."""
-    ends = _of_whole_seeds(points(study))
+    """Returns a family's hypervolume minus a rival's, divided by the hypervolume of all points, over seeds."""
+    ends = _complete_seeds(points(study))
     ends["minus_kl"] = -ends["kl"]
     worst = (ends["task_reward"].min(), ends["minus_kl"].min())
 
@@ -28,22 +28,22 @@ def apart(study: Study, ours: str, rival: str) -> Interval:
 
     differences = []
     for _, runs in ends.groupby("seed"):
-        whole = area(runs)
-        of_both = [area(runs[runs["family"] == family]) for family in (ours, rival)]
-        differences.append((of_both[0] - of_both[1]) / whole if whole > 0 else math.nan)
+        total = area(runs)
+        our_area, rival_area = (area(runs[runs["family"] == family]) for family in (ours, rival))
+        differences.append((our_area - rival_area) / total if total > 0 else math.nan)
     return over_seeds(differences)
 
 
 def frontiers_apart(study: Study, pairs: Sequence[tuple[str, str]]) -> Rows:
-    """By pair of families: their hypervolumes' difference, with a ✓ where it holds when all are corrected for.
+    """Compares pairs of families by their hypervolumes. A ✓ marks differences that survive Holm's correction.
 
     Raises:
-        LookupError: there is no such family.
+        LookupError: a family does not exist.
     """
-    known = set(study.runs["family"])
+    families = set(study.runs["family"])
     for pair in pairs:
-        if not known.issuperset(pair):
-            raise LookupError(f"no families {pair} among {sorted(known)}")
+        if not families.issuperset(pair):
+            raise LookupError(f"no families {pair} among {sorted(families)}")
     differences = [apart(study, *pair) for pair in pairs]
     holds = holm([interval.p for interval in differences])
     return [
@@ -51,55 +51,57 @@ def frontiers_apart(study: Study, pairs: Sequence[tuple[str, str]]) -> Rows:
             "family": ours,
             "against": rival,
             "n": str(interval.n),
-            "hypervolume, difference": worded(interval, "+.2f", 0.0, held),
+            "hypervolume, difference": worded(interval, "+.2f", 0.0, is_corrected),
         }
-        for (ours, rival), interval, held in zip(pairs, differences, holds, strict=True)
+        for (ours, rival), interval, is_corrected in zip(pairs, differences, holds, strict=True)
     ]
 
 
 def beaten(study: Study, calls: int = 0) -> Rows:
-    """By family and value: in how many seeds the frontier of another family beats the run.
+    """Returns a row per family and value: in how many seeds another family's frontier beats the run.
 
-    That is, where it has a higher task reward at the run's KL: on the straight lines between the points that none of
-    its own beats, and its highest at larger KLs. A run at a lower KL than all of the other's is beaten by none.
+    A frontier beats a run if it has a higher task reward at the run's KL. It consists of straight lines between its
+    family's nondominated points, and stays at its highest reward at larger KLs. No frontier beats a run whose KL is
+    below all of the frontier's KLs.
 
     Args:
-        calls: 0: at the end of training, by an LLM's own KL in whatever role. 1 or 2: held out, in so many calls, by
-            the KL of all of them.
+        study: the runs.
+        calls: 0: the end of training, with an agent's own KL in all roles. 1 or 2: held-out responses in so many
+            calls, with the KL of all calls.
     """
-    ends = _of_whole_seeds(_held_out_points(study, calls) if calls else points(study))
+    ends = _complete_seeds(_held_out_points(study, calls) if calls else points(study))
     families = list(ends["family"].unique())
     rows = []
-    for (family, value), of_group in ends.groupby(["family", "value"], sort=False):
+    for (family, value), group_ends in ends.groupby(["family", "value"], sort=False):
         row = {
             "family": str(family),
             str(study.over): str(value),
-            "n": str(len(of_group)),
-            "task reward": mean_cell(of_group["task_reward"], "task_reward"),
-            "KL": mean_cell(of_group["kl"], "kl"),
+            "n": str(len(group_ends)),
+            "task reward": mean_cell(group_ends["task_reward"], "task_reward"),
+            "KL": mean_cell(group_ends["kl"], "kl"),
         }
         for rival in families:
-            of_rival = ends[ends["family"] == rival]
-            counted = [
-                _is_beaten(run, of_rival[of_rival["seed"] == run["seed"]])
-                for run in of_group.to_dict("records")
+            rival_ends = ends[ends["family"] == rival]
+            is_beaten = [
+                _is_beaten(run, rival_ends[rival_ends["seed"] == run["seed"]])
+                for run in group_ends.to_dict("records")
             ]
             row[f"beaten by {rival}"] = (
-                "" if rival == family else f"{sum(counted)} of {len(counted)}"
+                "" if rival == family else f"{sum(is_beaten)} of {len(is_beaten)}"
             )
         rows.append(row)
     return rows
 
 
-def _of_whole_seeds(ends: pd.DataFrame) -> pd.DataFrame:
-    """The points of seeds that have all groups; a family that lacks some would have a smaller frontier there."""
+def _complete_seeds(ends: pd.DataFrame) -> pd.DataFrame:
+    """Returns the points of seeds that have all groups; with a group missing, a family's frontier would be smaller."""
     groups = ends.groupby("seed")["group"].nunique()
-    whole = groups.index[groups == ends["group"].nunique()]
-    return ends[ends["seed"].isin(whole)].copy()
+    complete = groups.index[groups == ends["group"].nunique()]
+    return ends[ends["seed"].isin(complete)].copy()
 
 
 def _is_beaten(run: dict, rivals: pd.DataFrame) -> bool:
-    """Whether a frontier of some runs has a higher task reward at the run's KL."""
+    """Whether the rivals' frontier has a higher task reward at the run's KL."""
     reached = list(zip(rivals["task_reward"], -rivals["kl"], strict=True))
     frontier = sorted((-reached[i][1], reached[i][0]) for i in nondominated(reached))
     if not frontier:
@@ -109,13 +111,13 @@ def _is_beaten(run: dict, rivals: pd.DataFrame) -> bool:
 
 
 def _held_out_points(study: Study, calls: int) -> pd.DataFrame:
-    """As `points`, on held-out queries, with the KL of all calls.
+    """Returns points like `points`, on held-out queries and with the KL of all calls.
 
     Raises:
-        LookupError: no run was evaluated in so many calls.
+        LookupError: evaluations do not have so many calls.
     """
     if calls not in CALLS:
-        raise LookupError(f"no number of calls {calls} among {list(CALLS)}")
+        raise LookupError(f"no evaluation in {calls} calls among {list(CALLS)}")
     columns = {"task_reward": "task_reward", "kl": "chain_kl"}
     by_run = {
         name: held_out_by_seed(study, metric, calls).stack() for name, metric in columns.items()

@@ -22,81 +22,80 @@ from study.frame import BASE, TEAM, Study, natural
 CALLS = {1: "one call", 2: "two calls"}
 NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
-    "run's agents, without frozen ones). *Two calls*: an agent answers after it has read a first answer, of the other "
-    "agent (mean over both orders; with fixed roles, that of training) or, where there is one agent, its own. Compare "
-    "methods at equal calls."
+    "run's agents, without frozen ones). *Two calls*: an agent answers after reading the other agent's answer (mean "
+    "over both orders; with fixed roles, the order of training) or, if there is one agent, its own. Compare methods at "
+    "equal calls."
 )
 
 
 def judged_by(study: Study) -> str:
-    """The metric that decides: pass@1 where it was measured, else the combined reward."""
+    """Returns the metric that decides: pass@1 if it was measured, otherwise the combined reward."""
     return "pass@1" if "pass@1" in study.held_out else "combined_reward"
 
 
 class Answering(NamedTuple):
-    """A group, and how it answers, such as `agent_2 after agent_1` or, over all orders, `two calls`."""
+    """A group, and its way of answering, such as `agent_2 after agent_1` or, over all orders, `two calls`."""
 
     group: str
     answers: str
 
 
 def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str] = ()) -> Rows:
-    """By group: a metric on held-out queries in one call and in two, with the differences to the baseline.
+    """Returns a row per group: a metric on held-out queries in one call and in two, with differences to the baseline.
 
     One call is the mean over a run's agents, each solo. Two calls are the mean over the orders of a chain of two
-    agents, or one agent that answers after itself. Their combined reward stands there with the KL of both calls, and
-    with that of the last answer alone.
+    agents, or one agent that answers after itself. Their combined reward is shown with the KL of both calls, and with
+    only the last answer's KL.
     """
     rows = []
     by_calls = {calls: held_out_by_seed(study, metric, calls) for calls in CALLS}
-    own = None
+    own_kl = None
     has_kl = {"task_reward", "kl", "chain_kl"} <= set(study.held_out)
     if metric == "combined_reward" and has_kl and not by_calls[2].empty:
-        with_own = replace(study, held_out=with_own_kl_reward(study.held_out))
-        own = held_out_by_seed(with_own, OWN_KL_REWARD, 2)
+        with_own_kl = replace(study, held_out=with_own_kl_reward(study.held_out))
+        own_kl = held_out_by_seed(with_own_kl, OWN_KL_REWARD, 2)
     for name in [BASE, *(groups or study.groups)]:
-        of_group = {
+        values = {
             calls: by_seed[name].dropna() for calls, by_seed in by_calls.items() if name in by_seed
         }
-        if not of_group:
+        if not values:
             continue
         base = None if name == BASE else study.base_of(name)
-        row = {"group": name, "n": "" if name == BASE else str(max(map(len, of_group.values())))}
+        row = {"group": name, "n": "" if name == BASE else str(max(map(len, values.values())))}
         for calls, title in CALLS.items():
-            row[title] = mean_cell(of_group[calls], metric) if calls in of_group else ""
+            row[title] = mean_cell(values[calls], metric) if calls in values else ""
             row[f"difference, {title}"] = difference_cell(by_calls[calls], name, base, metric)
-        if own is not None:
+        if own_kl is not None:
             title = f"{CALLS[2]}, own KL"
-            row[title] = mean_cell(own[name].dropna(), metric) if name in own else ""
-            row[f"difference, {title}"] = difference_cell(own, name, base, metric)
+            row[title] = mean_cell(own_kl[name].dropna(), metric) if name in own_kl else ""
+            row[f"difference, {title}"] = difference_cell(own_kl, name, base, metric)
         rows.append(row)
     return rows
 
 
 def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
-    """A metric on held-out queries, mean over a run's agents or orders: a column per group, a row per seed.
+    """Returns a metric on held-out queries, averaged over a run's agents or orders: a column per group, a row per seed.
 
-    Of a pair with fixed roles only the order in which it was trained counts; in one call no agent that is frozen
-    beside another.
+    A pair with fixed roles counts only in the order in which it was trained. In one call, agents that are frozen beside
+    learning ones are left out.
     """
     rows = study.held_out
     rows = rows[rows["calls"] == calls]
     if calls == 1:
         rows = study.without_frozen(rows)
     fixed = study.runs.loc[study.runs["fixed_roles"], "group"].unique()
-    swapped = rows["group"].isin(fixed) & ~rows["answers"].map(_in_the_order_of_training).astype(
-        bool
-    )
+    in_order = rows["answers"].map(_is_training_order).astype(bool)
+    swapped = rows["group"].isin(fixed) & ~in_order
     rows = rows[~swapped]
-    rows = rows.assign(seed=rows["seed"].fillna(-1))  # of the base, which has none
+    rows = rows.assign(seed=rows["seed"].fillna(-1))  # the base has no seed
     by_seed = rows.groupby(["seed", "group"])[metric].mean().unstack("group")
     return by_seed.dropna(axis=1, how="all")
 
 
-def _in_the_order_of_training(answers: str) -> bool:
-    """Whether a chain, such as `agent_2 after agent_1`, begins with the first agent.
+def _is_training_order(answers: str) -> bool:
+    """Whether a chain, such as `agent_2 after agent_1`, has its agents in order.
 
-    >>> _in_the_order_of_training("agent_2 after agent_1"), _in_the_order_of_training("agent_1 after agent_2")
+    >>> _is_training_order("agent_2 after agent_1"), _is_training_order("agent_1 after agent_2")
     (True, False)
     """
     first, *others = answers.split(" after ")[::-1]
@@ -105,12 +104,12 @@ def _in_the_order_of_training(answers: str) -> bool:
 
 
 def held_out_by_agent(study: Study, metrics: Sequence[str]) -> Rows:
-    """By group and way of answering (`agent_1`, `agent_2 after agent_1`, ...): metrics on held-out queries."""
+    """Returns held-out metrics by group and way of answering (`agent_1`, `agent_2 after agent_1`, ...)."""
     rows = []
     all_rows = study.held_out
     for name in [BASE, *study.groups]:
-        of_group = all_rows[all_rows["group"] == name]
-        for answers, values in of_group.groupby("answers", sort=False):
+        group_rows = all_rows[all_rows["group"] == name]
+        for answers, values in group_rows.groupby("answers", sort=False):
             row = {
                 "group": name,
                 "answers": str(answers),
@@ -125,10 +124,10 @@ def held_out_by_agent(study: Study, metrics: Sequence[str]) -> Rows:
 def against_rivals(
     study: Study, chain: Answering, rivals: Sequence[Answering], metric: str
 ) -> Rows:
-    """A metric on held-out queries of a group's way of answering and of its rivals', and how far each is below it.
+    """Compares a group's way of answering with its rivals' on held-out queries: each metric, and the group minus it.
 
-    Where one of them takes two calls, the combined reward stands there with the KL of all calls, and with that of the
-    last answer alone. Intervals are over seeds: the mean of the base, which has none, is taken as given.
+    If any of them takes two calls, the combined reward is shown with the KL of all calls, and with only the last
+    answer's KL. Intervals are over seeds; the base has no seeds, so its mean counts as exact.
     """
     answerings = [chain, *rivals]
     shown = [metric]
@@ -141,7 +140,7 @@ def against_rivals(
         for key in shown:
             ours, theirs = _by_seed(study, chain, key), _by_seed(study, rival, key)
             if rival.group != BASE:
-                theirs = theirs[theirs.index.isin(ours.index)]  # of the seeds that both have
+                theirs = theirs[theirs.index.isin(ours.index)]  # only seeds that both have
                 row["n"] = str(len(theirs))
             row[column_title(key)] = mean_cell(theirs, key)
             if rival.group == BASE:
@@ -154,12 +153,12 @@ def against_rivals(
 
 
 def _is_chain(answering: Answering) -> bool:
-    """Whether a way of answering takes two calls or more."""
+    """Whether a way of answering takes at least two calls."""
     return answering.answers == CALLS[2] or " after " in answering.answers
 
 
 def with_own_kl_reward(held_out: pd.DataFrame) -> pd.DataFrame:
-    """With the combined reward of each answer, of which the KL is its own alone, not that of all calls."""
+    """Adds each row's combined reward with only the last answer's KL instead of the KL of all calls."""
     earned = held_out["task_reward"]
     if TEAM in held_out:
         earned = earned + held_out[TEAM].fillna(0)
@@ -169,7 +168,7 @@ def with_own_kl_reward(held_out: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[float]":
-    """A metric of a group's way of answering, by seed; the base's has a single value.
+    """Returns a metric of a group's way of answering, by seed; the base has a single value.
 
     `one call` and `two calls` are means over agents or orders (`held_out_by_seed`).
     """

@@ -1,4 +1,4 @@
-"""95 % intervals: Student's t over seeds; frontiers and hypervolumes."""
+"""Confidence intervals by Student's t over seeds, and hypervolumes of frontiers."""
 
 import math
 from collections.abc import Sequence
@@ -8,13 +8,17 @@ import pandas as pd
 from scipy import stats
 
 LEVEL = 0.95
-FEWEST = 5  # seeds for a verdict
+FEWEST = 5  # the smallest number of seeds for a verdict
 
 
 class Interval(NamedTuple):
-    """A value, the ends of its 95 % interval (NaN where there is none), and the number of seeds or queries.
+    """A value with its 95 % confidence interval.
 
-    p: the two-sided p-value of Student's t for a true value of 0 (of ratios, 1); NaN where it was not computed.
+    Args:
+        value: the value.
+        low, high: the interval's ends; NaN if there is none.
+        n: the number of seeds or queries.
+        p: the two-sided p-value of Student's t for a true value of 0 (1 for ratios); NaN if it was not computed.
     """
 
     value: float
@@ -27,12 +31,12 @@ class Interval(NamedTuple):
         return self.text(".2f")
 
     def text(self, form: str) -> str:
-        """`0.15 (0.10 to 0.20)`, or the value alone without an interval; `form` is a number's format."""
+        """Formats `0.15 (0.10 to 0.20)`, or only the value without an interval; `form` is the numbers' format."""
         value, low, high = (format(number, form) for number in (self.value, self.low, self.high))
         return value if math.isnan(self.low) else f"{value} ({low} to {high})"
 
     def plus_minus(self, digits: int = 2, percent: bool = False) -> str:
-        """`0.15 ± 0.05`, or the value alone; for intervals with the value in their middle."""
+        """Formats `0.15 ± 0.05`, or only the value without an interval. The interval must be symmetric."""
         scale, unit = (100, " %") if percent else (1, "")
         value = f"{scale * self.value:.{digits}f}"
         half = "" if math.isnan(self.high) else f" ± {scale * (self.high - self.value):.{digits}f}"
@@ -40,9 +44,9 @@ class Interval(NamedTuple):
 
 
 def over_seeds(values: Sequence[float] | pd.Series) -> Interval:
-    """The mean of one value per seed, and its interval by Student's t.
+    """Averages one value per seed, with an interval by Student's t.
 
-    A single seed has no interval, nor have values of which one is not finite.
+    There is no interval for a single seed, or if a value is not finite.
     """
     values = [float(value) for value in values]
     n = len(values)
@@ -60,13 +64,13 @@ def over_seeds(values: Sequence[float] | pd.Series) -> Interval:
 
 
 def difference(ours: pd.Series, theirs: pd.Series) -> Interval:
-    """The difference of two groups' means, by Student's t.
+    """Returns the difference of two groups' means, with an interval by Student's t.
 
-    Runs of one seed draw the same queries in the same order, so they are paired: the interval is that of the
-    differences seed by seed. Where no two seeds are in both groups it is Welch's.
+    Runs of one seed draw the same queries in the same order, so they are paired: the interval is of the differences
+    seed by seed. If fewer than two seeds are in both groups, it is Welch's.
 
     Args:
-        ours, theirs: a value per seed, indexed by seed.
+        ours, theirs: one value per seed, indexed by seed.
     """
     seeds = ours.index.intersection(theirs.index)
     if len(seeds) > 1 or len(ours) == len(theirs) == len(seeds):
@@ -81,9 +85,9 @@ def difference(ours: pd.Series, theirs: pd.Series) -> Interval:
 
 
 def direction(interval: Interval, equal: float = 0.0) -> str:
-    """What a difference says, or a ratio where `equal` is 1: `lower`, `higher` or `undecided`.
+    """Returns the verdict of a difference, or of a ratio if `equal` is 1: `lower`, `higher` or `undecided`.
 
-    Nothing with fewer than 5 seeds or no interval.
+    The verdict is empty with fewer than 5 seeds or without an interval.
     """
     if interval.n < FEWEST or math.isnan(interval.low):
         return ""
@@ -93,10 +97,10 @@ def direction(interval: Interval, equal: float = 0.0) -> str:
 
 
 def holm(p_values: Sequence[float]) -> list[bool]:
-    """Which of several hypotheses are rejected when the chance of one false rejection is to be at most `1 - LEVEL`.
+    """Returns which hypotheses are rejected with a family-wise error rate of at most `1 - LEVEL` (Holm, 1979).
 
-    The smallest p-value is held against that level over their number, the next against it over one less, and so on
-    until one fails (Holm, 1979). A NaN is no test, and does not count.
+    The smallest of m p-values is compared with (1 - LEVEL) / m, the next with (1 - LEVEL) / (m - 1), and so on until
+    one exceeds its bound. NaN is not a test and does not count.
 
     >>> holm([0.01, 0.04, 0.03])  # 0.01 against 0.05 / 3, then 0.03 against 0.05 / 2
     [True, False, False]
@@ -111,7 +115,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
 
 
 def geometric(values: Sequence[float] | pd.Series) -> Interval:
-    """The geometric mean of one value per seed: Student's t on the logarithms. NaN where one is not above 0."""
+    """Returns the geometric mean of one value per seed, by Student's t on logarithms; NaN if a value is not above 0."""
     values = [float(value) for value in values]
     if not all(value > 0 for value in values):
         return over_seeds([math.nan] * len(values))
@@ -120,14 +124,16 @@ def geometric(values: Sequence[float] | pd.Series) -> Interval:
 
 
 def ratio(ours: pd.Series, theirs: pd.Series) -> Interval:
-    """The geometric mean of the ratios seed by seed, with its interval. NaN where a value is not above 0."""
+    """Returns the geometric mean of the ratios seed by seed, with its interval; NaN if a value is not above 0."""
     seeds = ours.index.intersection(theirs.index)
     both_positive = (ours[seeds] > 0) & (theirs[seeds] > 0)
     return geometric((ours[seeds] / theirs[seeds]).where(both_positive))
 
 
 def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Indices of the points that no other dominates (as good in both coordinates, better in one); larger is better.
+    """Returns the indices of points that no other point dominates; larger coordinates are better.
+
+    A point dominates another if it is at least as good in both coordinates and better in one.
 
     >>> nondominated([(0, 2), (1, 1), (0, 1), (2, 0)])
     [0, 1, 3]
@@ -140,7 +146,7 @@ def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
-    """The area that points dominate, larger being better in both coordinates, above and right of `worst`.
+    """Returns the area above and right of `worst` that the points dominate; larger coordinates are better.
 
     >>> hypervolume([(1, 2), (2, 1)], (0, 0))
     3.0

@@ -1,7 +1,7 @@
-"""The method against one agent by PPO: in training, at equal task reward, and held out.
+"""Compares the method with a single PPO agent: in training, at equal task reward, and held out.
 
-The training columns are the paper's comparison: an agent's own task reward and own KL in whatever role it has.
-Held out, a chain's two calls stand against what a user would take instead: one agent of PPO that answers once.
+The training columns are the paper's comparison: an agent's own task reward and own KL, in all roles. On held-out
+queries, a chain's two calls are compared with the alternative a user has: one PPO agent that answers once.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,14 @@ def against_one_agent(
 ) -> Rows:
     """Returns one row: combined reward, KL at equal task reward, and held-out combined reward, ours against PPO.
 
-    The first two numbers in any role are primary: a tick stands where one survives Holm's correction over both.
+    The combined reward and the KL ratio, both in any role, are primary. A ✓ marks those that survive Holm's correction
+    over both.
 
     Args:
-        ours: names of the method's group; the first that the study has counts.
-        rival: the group of one agent.
-        candidates: levels of task reward, of which the first seeds choose one.
+        study: the runs.
+        ours: names of the method's group; the first one in the study counts.
+        rival: the name of the group with a single agent.
+        candidates: levels of task reward, from which the first seeds choose one.
 
     Raises:
         LookupError: the study has none of these groups.
@@ -69,18 +71,18 @@ def against_one_agent(
 
 
 def _difference(by_seed: pd.DataFrame, ours: str, rival: str) -> Interval:
-    """Returns ours minus the rival's, seed by seed; `by_seed` has a column a group."""
+    """Returns our value minus the rival's, seed by seed; `by_seed` has a column per group."""
     return difference(by_seed[ours].dropna(), by_seed[rival].dropna())
 
 
 def _in_first_role(study: Study) -> pd.DataFrame:
-    """Returns the combined reward of the role that answers the query alone: a column a group, a row a seed."""
+    """Returns the combined reward of the role that answers the query alone: a column per group, a row per seed."""
     rows = last(study.of_role(study.first_role).metrics)
     return rows.groupby(["seed", "group"])[REWARD].mean().unstack("group")
 
 
 def _held_out(study: Study, ours: str, rival: str, metric: str) -> str:
-    """Returns two calls of ours minus one call of the rival's, on held-out queries; empty if none was evaluated."""
+    """Formats our two calls minus the rival's one call on held-out queries; empty without an evaluation."""
     if study.held_out.empty or "chain_kl" not in study.held_out:
         return ""
     with_both = replace(study, held_out=with_own_kl_reward(study.held_out))

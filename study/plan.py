@@ -1,4 +1,4 @@
-"""The runs that an experiment's file defines at one of its scales."""
+"""Plans the runs that an experiment's file defines at a scale."""
 
 import itertools
 import json
@@ -22,23 +22,24 @@ from cory.task_kinds import TaskKind, kind_of_script
 from study.experiment_file import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent  # the checkout, with its scripts and configurations
-LONGEST = 80  # letters of a group's name in the names of its folders
-IN_RUNS = re.compile(r'\{runs\}[^"]*')  # a path in a flag, whose value may be JSON
+LONGEST = 80  # characters of a group's name in its folders' names
+IN_RUNS = re.compile(r'\{runs\}[^"]*')  # a path in a flag's value, which may be JSON
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One run.
+    """A planned run.
 
     Args:
-        label: its name in the experiment's file.
-        group: of the runs that differ in their seed alone: the label, with the value of the experiment's key.
-        value: of the experiment's key `over`; None if it has none, or the key does not concern the run.
-        folder: where it is made.
-        settings: all of them.
-        command: that makes it, or continues it, in the folder `cwd`; None: the current one.
-        source: an experiment that has the same run, whose row is taken; None: there is none.
-        starts_from: folders in the folders of other runs of the experiment, such as the agents from which it starts.
+        label: the runs' name in the experiment's file.
+        group: the name of the runs that differ only in their seed: the label, with the value of the experiment's key.
+        value: the value of the experiment's key `over`; None if there is no key, or it does not affect the run.
+        folder: the run's folder.
+        settings: all settings of the run.
+        command: the command that trains or continues the run.
+        cwd: the command's working directory. None: the current one.
+        source: another experiment from which the run's row is taken, or None.
+        starts_from: folders inside other runs of the experiment, such as agents, from which the run starts.
     """
 
     label: str
@@ -53,17 +54,17 @@ class Planned:
 
     @property
     def seed(self) -> int:
-        """Its seed."""
+        """The run's seed."""
         return self.settings["seed"]
 
     @property
     def log(self) -> Path:
-        """The output of the run and of its evaluation; each start adds to it."""
+        """The file to which each start of the run and its evaluation append their output."""
         return Path(f"{self.folder}.log")
 
     @property
     def missing(self) -> str:
-        """What keeps the run from starting, as another run has not left it yet; empty: nothing."""
+        """Why the run cannot start, if a folder from which it starts is missing; otherwise empty."""
         for folder in self.starts_from:
             if not folder.exists():
                 return (
@@ -76,15 +77,17 @@ class Planned:
 def plan(
     experiment: Experiment, scale_name: str, changes: Mapping[str, str], runs: Path
 ) -> list[Planned]:
-    """All runs of an experiment at a scale.
+    """Plans all runs of an experiment at a scale.
 
     Args:
-        changes: keys that the user sets for every run.
-        runs: the runs' folders are those of RUNS/SCALE/EXPERIMENT.
+        experiment: the experiment.
+        scale_name: the scale.
+        changes: settings that the user changes in every run, by key.
+        runs: the root of the runs' folders, which are made in RUNS/SCALE/EXPERIMENT.
 
     Raises:
-        UserError: there is no such scale, a key or a file is missing, a configuration is refused, or the experiment
-            itself varies a key of `changes`.
+        UserError: the scale does not exist, a key or a file is missing, a configuration is refused, or the experiment
+            varies a key of `changes`.
     """
     one_of("scale", list(experiment.scales), scale_name)
     scale = experiment.scales[scale_name]
@@ -114,10 +117,12 @@ def plan(
 
 
 def _check_groups_differ(planned: Sequence[Planned]) -> None:
-    """Raises a UserError if two groups would have the same folders, or be the same runs."""
+    """Raises a UserError if two groups would have the same folders or the same settings."""
     for one, other in itertools.combinations(first_of_groups(planned), 2):
         if one.folder == other.folder:
-            raise UserError(f"runs: expected names that make other folders than {one.folder.name}")
+            raise UserError(
+                f"runs: expected names with different folders, got {one.folder.name} twice"
+            )
         if one.settings == other.settings:
             raise UserError(
                 f"runs: expected groups whose settings differ, got {one.group!r} and {other.group!r}"
@@ -125,19 +130,19 @@ def _check_groups_differ(planned: Sequence[Planned]) -> None:
 
 
 def _check_order(planned: Sequence[Planned]) -> None:
-    """Raises a UserError if a run starts from one that is not planned, or whose group comes later."""
+    """Raises a UserError if a run starts from a run that is not planned before it."""
     earlier: set[Path] = set()
     for item in planned:
         for folder in item.starts_from:
             if not earlier & set(folder.parents):
                 raise UserError(
-                    f"runs.{item.label}: expected the folder of a run of a group before it, got {str(folder)!r}"
+                    f"runs.{item.label}: expected the folder of a run of an earlier group, got {str(folder)!r}"
                 )
         earlier.add(item.folder)
 
 
 def first_of_groups(planned: Sequence[Planned]) -> list[Planned]:
-    """The first run of each group."""
+    """Returns the first run of each group."""
     firsts: dict[str, Planned] = {}
     for item in planned:
         firsts.setdefault(item.group, item)
@@ -145,7 +150,7 @@ def first_of_groups(planned: Sequence[Planned]) -> list[Planned]:
 
 
 def varied_keys(planned: Sequence[Planned]) -> list[str]:
-    """The dotted keys of the settings in which groups differ, of those that matter."""
+    """Returns the dotted keys of settings in which groups differ, except the seed and keys in `FREE`."""
     pairs = itertools.combinations(first_of_groups(planned), 2)
     keys = {key: None for a, b in pairs for key in differences(a.settings, b.settings, FREE)}
     existing = {key for item in planned for key in flat(item.settings)}
@@ -155,19 +160,19 @@ def varied_keys(planned: Sequence[Planned]) -> list[str]:
 def _check_evaluation(command: str, run: Planned, trained_by: str) -> None:
     """Raises a UserError if the evaluation of a run would refuse its options.
 
-    A script of the user's own is not asked.
+    Options of the user's own scripts are not checked.
     """
     script, *options = shlex.split(command)
-    judge = None
+    task_kind = None
     if is_module(script):
         one_of("script", ["cory.evaluation"], script)
     else:
         checkout_file(script, "script")
         try:
-            judge = kind_of_script(script)
+            task_kind = kind_of_script(script)
         except UserError:
             return
-    settings = parse_settings(judge, None, [str(run.folder), *options])
+    settings = parse_settings(task_kind, None, [str(run.folder), *options])
     for name in ("task", "model", "sampling"):
         block = blocks(_kind(trained_by).config)[name]
         changed(block(**run.settings[name]), flag_values(block, getattr(settings, name)))
@@ -176,31 +181,32 @@ def _check_evaluation(command: str, run: Planned, trained_by: str) -> None:
 def _plan_runs(
     experiment: Experiment, scale_name: str, label: str, changes: Mapping[str, str], runs: Path
 ) -> Iterator[Planned]:
-    """The runs of one name, at all values and seeds. See `plan`."""
+    """Plans the runs of one label, at all values and seeds; see `plan`."""
     scale = experiment.scales[scale_name]
     script = experiment.runs[label].script
     flags = experiment.runs[label].flags | experiment.runs[label].at.get(scale_name, {})
     file = str(flags.pop("config", scale.config))
-    of_file = flat(_settings(script, file))
-    usual = flat(_settings(script, scale.config))
+    file_settings = flat(_settings(script, file))
+    scale_settings = flat(_settings(script, scale.config))
 
-    concerns_several = experiment.over is not None and _is_about_several(experiment.over)
+    needs_several = experiment.over is not None and _needs_several_agents(experiment.over)
     values: Sequence[Any] = scale.values or [None]
     if experiment.over is None or (
-        concerns_several and is_single(_settings(script, file, *_flags(flags)))
+        needs_several and is_single(_settings(script, file, *_flags(flags)))
     ):
         values = [None]
     for value in values:
         varied = flags if value is None else flags | {str(experiment.over): value}
         for key in changes:
-            if key in varied or key == "seed" or of_file.get(key) != usual.get(key):
+            differs = file_settings.get(key) != scale_settings.get(key)
+            if key in varied or key == "seed" or differs:
                 raise UserError(
                     f"--set: expected keys that the experiment does not vary, got {key!r}"
                 )
         all_flags = _flags({**scale.flags, **varied, **changes})
-        settings = _settings(script, file, *all_flags)  # with the placeholders as they are
+        settings = _settings(script, file, *all_flags)  # with unfilled placeholders
         group = label
-        if experiment.over is not None and not (concerns_several and is_single(settings)):
+        if experiment.over is not None and not (needs_several and is_single(settings)):
             value = flat(settings)[experiment.over]
             if value is not None:
                 group = f"{label}, {experiment.over.split('.')[-1]} {value}"
@@ -224,31 +230,35 @@ def _plan_runs(
 
 
 def is_single(settings: Mapping[str, Any]) -> bool:
-    """Whether one agent is trained alone, so that keys about several have no effect."""
+    """Whether a single agent is trained in one role, so that keys for several agents have no effect."""
     cory = settings["cory"]
     return cory["num_agents"] == 1 and cory.get("chain_length") in (None, 1)
 
 
-def _is_about_several(key: str) -> bool:
-    """Whether a key has an effect on several agents alone."""
+def _needs_several_agents(key: str) -> bool:
+    """Whether a key has an effect only with several agents."""
     return key == "branches" or (key.startswith("cory.") and key != "cory.reset_every")
 
 
 def is_module(script: str) -> bool:
-    """Whether a script is run with `python -m`, from the current directory, and not from the checkout."""
+    """Whether a script is run with `python -m` in the current directory, instead of in the checkout."""
     return not script.endswith(".py")
 
 
 def start(script: str) -> list[str]:
-    """The beginning of the command that runs a script."""
+    """Returns the beginning of the command that runs a script."""
     return [sys.executable, *(["-m"] if is_module(script) else []), script]
 
 
 def checkout_file(name: str, what: str) -> Path:
-    """A script or configuration of the repository, by its path in there.
+    """Returns the path of a script or configuration of the repository.
+
+    Args:
+        name: the path relative to the repository's root.
+        what: the setting that names the file, for the error message.
 
     Raises:
-        UserError: it is missing, as in an installation without a checkout.
+        UserError: the file is missing, for example in an installation without a checkout.
     """
     path = ROOT / name
     if not path.is_file():
@@ -259,7 +269,7 @@ def checkout_file(name: str, what: str) -> Path:
 
 
 def _kind(script: str) -> TaskKind[Any]:
-    """The kind of the task that a script, or cory.train, trains."""
+    """Returns the kind of task that a script, or cory.train, trains."""
     return OWN if is_module(script) else kind_of_script(script)
 
 
@@ -272,18 +282,18 @@ def _text(value: Any) -> str:
 
 
 def _filled(text: str, home: Path, seed: int) -> str:
-    """A flag with its placeholders filled: `{runs}`, the folder of the experiment's runs, and `{seed}`."""
+    """Fills a flag's placeholders: `{runs}`, the folder of the experiment's runs, and `{seed}`."""
     return text.replace("{runs}", str(home)).replace("{seed}", str(seed))
 
 
 def _starts_from(flags: Sequence[str], home: Path, seed: int) -> tuple[Path, ...]:
-    """The folders in other runs of the experiment that flags name."""
-    named = [text for flag in flags for text in IN_RUNS.findall(flag)]
-    return tuple(Path(_filled(text, home, seed)) for text in named)
+    """Returns the folders inside other runs of the experiment that flags name."""
+    paths = [path for flag in flags for path in IN_RUNS.findall(flag)]
+    return tuple(Path(_filled(path, home, seed)) for path in paths)
 
 
 def _folder_name(group: str) -> str:
-    """The beginning of the names of a group's folders.
+    """Returns the beginning of a group's folder names.
 
     >>> _folder_name("PPO, half the eta")
     'PPO_half_the_eta'
@@ -293,13 +303,13 @@ def _folder_name(group: str) -> str:
 
 @cache
 def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
-    """The settings that a script would get; not to be changed."""
+    """Returns the settings that a script would get. The cached result must not be changed."""
     return asdict(_config(script, file, *flags))
 
 
 @cache
 def _config(script: str, file: str, *flags: str) -> Config:
-    """The settings that a script would get, read as it reads them: with the configuration class of its task."""
+    """Loads the settings that a script would get, with its task's configuration class."""
     if is_module(script):
         if script != "cory.train":
             raise UserError(

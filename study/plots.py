@@ -1,7 +1,7 @@
 """Figures of experiments.
 
-A band or an error bar is a 95 % interval by Student's t over seeds. A group has the same colour on all figures of a
-page (`palette`).
+Bands and error bars are 95 % intervals by Student's t over seeds. A group has the same colour in all figures of a page
+(`palette`).
 """
 
 import math
@@ -30,9 +30,9 @@ from study.frame import BASE, LAST, Study, natural, passes
 from study.held_out import CALLS, held_out_by_seed
 from study.intervals import geometric, nondominated, over_seeds
 
-MOST_CURVES = 8  # in one panel
-FEWEST_IN_A_BAND = 3  # runs; the interval of two is so wide that it hides all else
-# Of groups of one agent and of several in small multiples, and of what a panel is compared with.
+MOST_CURVES = 8  # per panel
+FEWEST_IN_A_BAND = 3  # runs; the interval of two is so wide that it hides everything else
+# Styles in small multiples: groups with one agent, groups with several, and reference groups.
 SINGLE = {"ls": "--", "marker": "D"}
 SEVERAL = {"ls": "-", "marker": "o"}
 GREY = {"color": "0.7", "zorder": 1}
@@ -40,38 +40,39 @@ EQUAL_GROUPS = "frac_reward_zero_std"
 
 
 def palette(study: Study) -> dict[str, Any]:
-    """A colour for each group: PPO's for the first of one agent, CORY's for the first of several."""
+    """Assigns colours to groups: PPO's to the first with one agent, CORY's to the first with several."""
     agents = study.final.groupby("group")["agent"].nunique()
     by_group = {name: int(agents.get(name, 0)) for name in study.groups}
     return colours_by_agents(by_group) | {BASE: UNTRAINED}
 
 
 def palette_of_families(study: Study) -> dict[str, Any]:
-    """A colour for each family, that of its first group."""
+    """Returns each family's colour: its first group's."""
     first = study.runs.drop_duplicates("family")
-    colour_of = palette(study)
+    group_colours = palette(study)
     return {
-        family: colour_of[group]
+        family: group_colours[group]
         for family, group in zip(first["family"], first["group"], strict=True)
     }
 
 
 def plot_curves(study: Study, path: Path) -> None:
-    """Task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs. Where all groups
-    compare responses, the share of groups with equal rewards stands beside them.
+    """Plots task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs.
 
-    Where runs have different lengths, the mean ends with the shortest, as those that go on may be the better ones; from
-    there each has a thin line. More curves than can be told apart become a row for each of `panels`; what they are
-    compared with is grey, the mean over its agents.
+    If all groups compare responses, a further panel shows the share of groups with equal rewards.
+
+    If runs have different lengths, the mean ends with the shortest run, as longer runs may be the better ones; beyond
+    it, each run has a thin line. With more than `MOST_CURVES` curves, each entry of `panels` gets its own row, with the
+    reference groups in grey, averaged over agents.
     """
-    of_agent = labels(study)
-    colour_of = palette(study)
+    agent_labels = labels(study)
+    group_colours = palette(study)
     curves = list(CURVES)
     if EQUAL_GROUPS in study.metrics and study.metrics[EQUAL_GROUPS].notna().all():
         curves.append(EQUAL_GROUPS)
     with_metrics = set(study.metrics["group"])
     groups = [name for name in study.groups if name in with_metrics]
-    if len(of_agent) > MOST_CURVES:
+    if len(agent_labels) > MOST_CURVES:
         rows = panels(study, groups)
         size = (13, 0.7 + 1.7 * len(rows))
     else:
@@ -95,9 +96,9 @@ def plot_curves(study: Study, path: Path) -> None:
                 axis.plot(means, lw=1.6, label=f"{name}, as above", **{**GREY, "ls": line})
             for name in names:
                 for position, agent in enumerate(_agents(study, name)):
-                    style = {"color": colour_of[name], "ls": LINES[position % len(LINES)]}
+                    style = {"color": group_colours[name], "ls": LINES[position % len(LINES)]}
                     runs = _by_iteration(study, name, agent, metric)
-                    _curve(axis, runs, of_agent.get((name, agent), name), style)
+                    _curve(axis, runs, agent_labels.get((name, agent), name), style)
             axis.margins(x=0.01)
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
             _without_frame(axis)
@@ -117,12 +118,12 @@ def plot_curves(study: Study, path: Path) -> None:
 
 
 def _agents(study: Study, name: str) -> list[str]:
-    """The agents of a group, in order."""
+    """Returns a group's agents, in order."""
     return natural(study.metrics.loc[study.metrics["group"] == name, "agent"].unique())
 
 
 def _by_iteration(study: Study, name: str, agent: str | None, metric: str) -> pd.DataFrame:
-    """A metric of an agent of a group, or of all, mean over roles: a row per iteration, from 1, a column per seed."""
+    """Returns a metric of a group's agent, or averaged over all: a row per iteration from 1, a column per seed."""
     rows = study.metrics[study.metrics["group"] == name]
     if agent is not None:
         rows = rows[rows["agent"] == agent]
@@ -136,19 +137,20 @@ def _smooth(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _shortest(runs: pd.DataFrame) -> int:
-    """The last iteration of the run that ends first."""
+    """Returns the last iteration of the shortest run."""
     return min(int(values.last_valid_index()) for _, values in runs.items())
 
 
 def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """The mean over runs by iteration, with its interval if they are three or more; after the end of the shortest run,
-    each run by itself.
+    """Draws the mean over runs, with its interval for at least three runs.
+
+    Beyond the end of the shortest run, each run has its own line.
     """
     shortest = _shortest(runs)
     smooth = _smooth(runs)
-    of_all = smooth.loc[:shortest]
+    common = smooth.loc[:shortest]
     bands = pd.DataFrame(
-        [over_seeds(row.dropna()) for _, row in of_all.iterrows()], index=of_all.index
+        [over_seeds(row.dropna()) for _, row in common.iterrows()], index=common.index
     )
     for _, values in smooth.loc[shortest:].items():
         if values.count() > 1:
@@ -161,14 +163,14 @@ def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any])
 
 
 def plot_paths(study: Study, path: Path, role: str) -> None:
-    """KL over task reward on the way of the training: two groups on one line pay the same KL for a task reward.
+    """Plots a role's KL over its task reward during training. Groups on one line pay the same KL for a task reward.
 
-    Of a role: the geometric mean of its KL where its task reward first
-    reaches a level, up to the last level that nine in ten runs reach, and a marker at the end of training. The groups
-    of the first panel are grey in the others (`panels`).
+    Lines show the geometric mean of the KL where the task reward first reaches a level, up to the last level that nine
+    in ten runs reach. Markers show the end of training. The groups of the first panel are grey in the others
+    (`panels`).
     """
     means = running_means(study, role)
-    colour_of = palette(study)
+    group_colours = palette(study)
     first, *others = panels(study, [name for name in study.groups if name in set(means["group"])])
     down = math.ceil((1 + len(others)) / PANELS)
     across = math.ceil((1 + len(others)) / down)
@@ -182,9 +184,9 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
         for name in first if names is not first else []:
             _path(axis, means[means["group"] == name], "", _style(study, name) | GREY)
         for name in names:
-            of_group = means[means["group"] == name]
-            label = textwrap.fill(f"{name} (n = {of_group['seed'].nunique()})", LABEL)
-            _path(axis, of_group, label, {"color": colour_of[name], **_style(study, name)})
+            group_means = means[means["group"] == name]
+            label = textwrap.fill(f"{name} (n = {group_means['seed'].nunique()})", LABEL)
+            _path(axis, group_means, label, {"color": group_colours[name], **_style(study, name)})
         axis.set_yscale("log")
         axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter("{x:g}")
@@ -192,7 +194,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8,
                     handlelength=1.7, borderaxespad=0)  # fmt: skip
         _without_frame(axis)
-    # The lowest panel of each column, which may stand above an empty place.
+    # The lowest panel of a column may have an empty space below it.
     for axis in figure.axes[-across:]:
         axis.tick_params(labelbottom=True)
     grey = "; grey: as in the first panel" if others else ""
@@ -202,10 +204,10 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
 
 
 def panels(study: Study, names: Sequence[str]) -> list[list[str]]:
-    """Groups in small multiples: in the first panel what the others are to be compared with.
+    """Arranges groups in small multiples; the first panel has the reference groups.
 
-    That is the first group of one agent and the first of several, the baseline before others. Each further panel has
-    a setting, of one agent, of several or of both: `PPO, restart` and `CORY, restart`.
+    The references are the first group with one agent and the first with several; the baseline comes before others.
+    Each further panel has one setting, for one agent, several or both: `PPO, restart` and `CORY, restart`.
     """
     baselines = set(study.runs.loc[study.runs["baseline"], "group"])
     references: dict[str, str] = {}
@@ -222,7 +224,7 @@ def panels(study: Study, names: Sequence[str]) -> list[list[str]]:
 
 
 def _path(axis: Axes, means: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """A group's line of `plot_paths`, and a marker at its end."""
+    """Draws a group's line of `plot_paths`, and a marker at the end of training."""
     levels = common_levels(means, step=0.05)
     kls = [geometric(kl_at(means, level)).value for level in levels]
     axis.plot(levels, kls, lw=1.6, label=label, **{**style, "marker": ""})
@@ -231,21 +233,21 @@ def _path(axis: Axes, means: pd.DataFrame, label: str, style: Mapping[str, Any])
 
 
 def _style(study: Study, name: str) -> dict[str, Any]:
-    """How a group is drawn where panels are small multiples: by whether it has one agent or several."""
-    of_group = study.metrics[study.metrics["group"] == name]
-    return SINGLE if of_group["agent"].nunique() == 1 else SEVERAL
+    """Returns a group's style in small multiples, by whether it has one agent or several."""
+    rows = study.metrics[study.metrics["group"] == name]
+    return SINGLE if rows["agent"].nunique() == 1 else SEVERAL
 
 
 def plot_held_out_passes(study: Study, path: Path) -> None:
-    """pass@k on held-out queries by group, in one call and in two (`plot_pass_at_k`)."""
+    """Plots pass@k on held-out queries by group, in one call and in two (`plot_pass_at_k`)."""
     ks = passes(study)
     rows = _held_out_means(study, [f"pass@{k}" for k in ks])
-    colour_of = palette(study)
-    plot_pass_at_k(rows, ks, path, [colour_of[row["group"]] for row in rows], "seeds")
+    group_colours = palette(study)
+    plot_pass_at_k(rows, ks, path, [group_colours[row["group"]] for row in rows], "seeds")
 
 
 def _held_out_means(study: Study, metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """By `group` and number of calls: each metric, mean over seeds, and the half-width of its interval, `METRIC_ci`."""
+    """Averages metrics over seeds, with `METRIC_ci`, the interval's half-width: a row per group and number of calls."""
     rows = []
     for name in [BASE, *study.groups]:
         for calls, title in CALLS.items():
@@ -261,14 +263,14 @@ def _held_out_means(study: Study, metrics: Sequence[str]) -> list[dict[str, Any]
 
 
 def plot_frontier(study: Study, path: Path) -> None:
-    """Task reward against KL, a point for each value of a key (paper, Fig. 2c); lines join those not dominated."""
+    """Plots task reward against KL, a point per value of a key (paper, Fig. 2c); lines join nondominated points."""
     runs = points(study)
     runs["kl"] = -runs["kl"]
-    colour_of = palette_of_families(study)
+    family_colours = palette_of_families(study)
     figure, axis = plt.subplots(figsize=(6.4, 4.4), layout="constrained")
-    for family, colour in colour_of.items():
-        of_family = runs[runs["family"] == family]
-        by_value = of_family.groupby("value", sort=False)[["task_reward", "kl"]].agg(over_seeds)
+    for family, colour in family_colours.items():
+        family_runs = runs[runs["family"] == family]
+        by_value = family_runs.groupby("value", sort=False)[["task_reward", "kl"]].agg(over_seeds)
         rewards, kls = by_value["task_reward"], by_value["kl"]
         means = [(reward.value, kl.value) for reward, kl in zip(rewards, kls, strict=True)]
         axis.errorbar(

@@ -1,7 +1,6 @@
-"""Three ways to read the KL of a run where its task reward reaches a level. Definitions: docs/metrics.md.
+"""Three ways to read a run's KL where its task reward reaches a level. Definitions: docs/metrics.md.
 
-The fit decides. A monotone fit and the first passage stand beside it, and a verdict that does not hold in all three is
-fragile.
+The fit decides. The monotone fit and the first passage check it: a verdict that does not hold in all three is fragile.
 """
 
 import math
@@ -15,19 +14,19 @@ from scipy.optimize import isotonic_regression
 
 from study.frame import LAST
 
-# From the rows of one agent, a row an iteration, and a level of task reward to a KL; NaN if the level is not reached.
+# Maps one agent's rows, one per iteration, and a level of task reward to a KL; NaN if the level is not reached.
 Reading: TypeAlias = Callable[[pd.DataFrame, float], float]
 
-DEGREE = 4  # of the polynomials in the iteration
-FEWEST = DEGREE + 2  # iterations that a fit takes: one more than its coefficients of the iteration
-STEP = 0.1  # of an iteration, at which a fit is evaluated
+DEGREE = 4  # degree of the polynomials in the iteration
+FEWEST = DEGREE + 2  # iterations a fit needs: one more than a polynomial's coefficients
+STEP = 0.1  # iterations between the points at which a fit is evaluated
 
 
 def readings(length: float | None) -> dict[str, Reading]:
     """Returns the three readings by name; the first one decides.
 
     Args:
-        length: response length in tokens at which fits are read; None where no length is drawn.
+        length: response length, in tokens, at which fits are read. None: lengths are not drawn.
     """
     return {
         "fit": partial(fitted_kl, length=length),
@@ -37,21 +36,22 @@ def readings(length: float | None) -> dict[str, Reading]:
 
 
 def fitted_kl(rows: pd.DataFrame, level: float, length: float | None, rise: bool = False) -> float:
-    """Reads the KL off polynomials, where the one of the task reward first reaches a level.
+    """Reads the KL off a polynomial fit where the fitted task reward first reaches a level.
 
     Task reward and log KL are each fitted, by least squares, by a polynomial in the iteration plus a multiple of the
     response length.
 
     Args:
-        rows: one agent's metrics, a row an iteration.
-        level: task reward; with `rise`, above the fitted task reward of the first iteration.
-        length: response length, in tokens, at which both fits are read; None: without that term.
+        rows: one agent's metrics, a row per iteration.
+        level: the level of task reward.
+        length: response length, in tokens, at which both fits are read. None: fits have no term in the length.
+        rise: whether the level is relative to the fitted task reward of the first iteration.
     """
     iterations = rows["iteration"].to_numpy(float)
     grid = np.arange(iterations.min(), iterations.max() + STEP / 2, STEP)
     span = max(iterations.max(), 1.0)
     longer, at_length = _lengths(rows, length)
-    # The KL is 0 before the first update, and may be negative where it is estimated from samples.
+    # KL is 0 before the first update, and may be negative if it is estimated from samples.
     positive = rows["kl"].to_numpy(float) > 0
     if positive.sum() < FEWEST:
         return math.nan
@@ -70,10 +70,10 @@ def fitted_kl(rows: pd.DataFrame, level: float, length: float | None, rise: bool
 
 
 def monotone_kl(rows: pd.DataFrame, level: float, length: float | None) -> float:
-    """Reads the KL off curves that never fall, where the one of the task reward first reaches a level.
+    """Reads the KL off a monotone fit where the fitted task reward first reaches a level.
 
-    Task reward and log KL are freed of what `fitted_kl` ascribes to the response length, then fitted by isotonic
-    regression.
+    Task reward and log KL are corrected for the effect of the response length found by `fitted_kl`, then fitted by
+    isotonic regression.
     """
     rows = rows.sort_values("iteration")
     iterations = rows["iteration"].to_numpy(float)
@@ -98,16 +98,16 @@ def monotone_kl(rows: pd.DataFrame, level: float, length: float | None) -> float
 
 
 def first_passage_kl(rows: pd.DataFrame, level: float) -> float:
-    """Reads the mean KL of the first ten iterations in a row whose mean task reward reaches a level."""
+    """Returns the mean KL of the first ten consecutive iterations whose mean task reward reaches a level."""
     means = rows.sort_values("iteration")[["task_reward", "kl"]].rolling(LAST).mean()
     reached = means.loc[means["task_reward"] >= level, "kl"]
     return float(reached.iloc[0]) if len(reached) else math.nan
 
 
 def _lengths(rows: pd.DataFrame, length: float | None) -> tuple[np.ndarray, float]:
-    """Returns response lengths and the length to read at, both from the mean; zeros without a length.
+    """Returns response lengths and the length to read at, both centred on the mean; zeros without a length.
 
-    From their mean, lengths that are all equal have no effect, as they show none.
+    Centred lengths that are all equal have no effect on the fit.
     """
     lengths = rows["response_tokens"].to_numpy(float)
     if length is None:
@@ -116,12 +116,12 @@ def _lengths(rows: pd.DataFrame, length: float | None) -> tuple[np.ndarray, floa
 
 
 def _log_kl(rows: pd.DataFrame) -> np.ndarray:
-    """Returns the log KL; 0 where the KL is not positive, which no fit takes."""
+    """Returns the log KL; 0 where the KL is not positive, as fits leave these iterations out."""
     kl = rows["kl"].to_numpy(float)
     return np.log(np.where(kl > 0, kl, 1.0))
 
 
 def _coefficients(values: np.ndarray, times: np.ndarray, longer: np.ndarray) -> np.ndarray:
-    """Returns the coefficients of a polynomial in time, highest power first, then the one of the length."""
+    """Returns the coefficients of a polynomial in time, highest power first, and of the length, last."""
     terms = np.column_stack([np.vander(times, DEGREE + 1), longer])
     return np.linalg.lstsq(terms, values, rcond=None)[0]

@@ -1,7 +1,7 @@
-"""The files of an experiment's results: a row for each run, written when it ends, kept when the run's folder is gone.
+"""The files of an experiment's results. A run's row is written when it ends, and outlives the run's folder.
 
-A run is known by experiment, group and seed, on every machine. To measure it again, delete its row in runs.csv, and the
-run's folder.
+A run is identified by experiment, group and seed, on every machine. To measure it again, delete its row in runs.csv and
+its folder.
 """
 
 from collections.abc import Sequence
@@ -31,17 +31,17 @@ class Results:
     """The results of an experiment at a scale.
 
     Args:
-        out: the folder of the files. Rows of other experiments, of which a group takes its rows, are in folders
-            beside, whose names begin with the other experiment's.
-        experiment, scale: names.
+        out: the folder of the files. Groups may take rows from other experiments, in sibling folders whose names begin
+            with the other experiment's.
+        experiment, scale: the names of the experiment and scale.
         planned: all runs.
         over: the key that the experiment varies.
-        baseline: the runs' name that others are measured against.
-        evaluation: of each run that has ended; None: there is none.
-        set_for_all: keys that are changed in every run, of which rows record the values.
+        baseline: the name of the runs with which others are compared.
+        evaluation: the evaluation of each run that has ended, or None.
+        set_for_all: keys changed in every run; rows record their values.
 
     Raises:
-        UserError: a row is not of what is planned.
+        UserError: a row does not match the plan.
     """
 
     def __init__(
@@ -65,19 +65,19 @@ class Results:
         self.keys = [*varied_keys(planned), *set_for_all]
         self.study = read_study(out) if (out / "runs.csv").exists() else None
         if self.study is not None:
-            # Without the other files' rows of a run whose row in runs.csv was deleted, or not yet written.
+            # Drops rows in other files of runs without a row in runs.csv: it was deleted, or not yet written.
             self.study = self.study.of_runs([(BASE, None), *self.study.names])
             self._check_rows(self.study)
         self._take_rows()
 
     def has(self, item: Planned) -> bool:
-        """Whether a run has its row."""
+        """Whether a run has a row."""
         return self.study is not None and (item.group, item.seed) in self.study.names
 
     def add_run(self, item: Planned) -> None:
-        """Writes the rows of a run that has ended, after its evaluation, if the experiment has one.
+        """Evaluates a run that has ended, if the experiment has an evaluation, and writes its rows.
 
-        The base's rows stay those with which the first row was written.
+        The base's rows are kept from the first run.
         """
         study = of_run(item.folder, self.columns(item))
         if self.evaluation:
@@ -95,7 +95,7 @@ class Results:
         write_study(self.study, self.out)
 
     def _add(self, new: Study) -> None:
-        """Adds runs that have no row."""
+        """Adds runs that have no row yet."""
         if self.study is not None:
             if BASE in set(self.study.held_out["group"]):
                 new = new.of_runs(new.names)
@@ -104,7 +104,7 @@ class Results:
         self.study = new.of_runs([(BASE, None), *(run for run in in_order if run in new.names)])
 
     def _take_rows(self) -> None:
-        """Takes the rows that groups have in the results of another experiment, at this scale."""
+        """Takes rows from the results of other experiments at this scale, for groups that name a source."""
         others: dict[str, Study | None] = {}
         for item in self.planned:
             if item.source is None or self.has(item):
@@ -120,10 +120,7 @@ class Results:
             self._add(replace(taken, runs=taken.runs.assign(**self.columns(item))))
 
     def _study_of(self, source: str) -> Study | None:
-        """The rows of an experiment at this scale, in a folder beside whose name begins with its own.
-
-        None: there are none.
-        """
+        """Returns an experiment's rows at this scale, or None; its sibling folder's name begins with its name."""
         for file in sorted(self.out.parent.glob(f"{source}*/runs.csv")):
             study = read_study(file.parent)
             if set(study.runs["experiment"]) == {source} and set(study.runs["scale"]) == {
@@ -133,19 +130,19 @@ class Results:
         return None
 
     def _check_rows(self, study: Study) -> None:
-        """Raises a UserError if the folder has rows that are not of this plan, or of other settings."""
+        """Raises a UserError if the folder has rows of another plan, or of other settings."""
         planned = {(item.group, item.seed): item for item in self.planned}
         for run, (_, row) in zip(study.names, study.runs.iterrows(), strict=True):
-            is_ours = (row["experiment"], row["scale"]) == (self.experiment, self.scale)
-            if not is_ours or run not in planned:
+            is_same = (row["experiment"], row["scale"]) == (self.experiment, self.scale)
+            if not is_same or run not in planned:
                 raise UserError(
-                    f"--out: expected rows of {self.experiment} at {self.scale} as it is planned, got "
+                    f"--out: expected planned rows of {self.experiment} at {self.scale}, got "
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
             self._check(row, planned[run])
 
     def _check(self, row: "pd.Series[Any]", item: Planned) -> None:
-        """Raises a UserError if a run's row records another setting, or evaluation, than is planned."""
+        """Raises a UserError if a run's row records other settings, or another evaluation, than planned."""
         planned = {key: shown(value) for key, value in flat(item.settings).items()}
         planned["evaluation"] = self.evaluation.command if self.evaluation else ""
         if not pd.isna(row["planned"]):  # missing in older rows
@@ -159,7 +156,7 @@ class Results:
                 )
 
     def columns(self, item: Planned) -> dict[str, Any]:
-        """The columns of a run's row that follow from the plan."""
+        """Returns the columns of a run's row that follow from the plan."""
         settings = flat(item.settings)
         return {
             **described(item.settings),
@@ -176,6 +173,6 @@ class Results:
 
 
 def shown(value: Any) -> str:
-    """A setting in a row: the last two parts of an absolute path, as the rest depends on the machine."""
+    """Formats a setting for a row. Absolute paths keep only their last two parts; the rest depends on the machine."""
     path = Path(value) if isinstance(value, str) else None
     return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)

@@ -1,4 +1,4 @@
-"""Evaluates an experiment's runs on held-out queries, as they end."""
+"""Evaluates an experiment's runs on held-out queries when they end."""
 
 import json
 import shlex
@@ -12,17 +12,17 @@ from cory.run.folder import write_text
 from study import engines
 from study.plan import ROOT, Planned, is_module, start
 
-FIRST = "first.json"  # which run is the first of an evaluation, and the command that evaluated it
+FIRST = "first.json"  # names the run evaluated first, and the command that evaluated it
 
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """The evaluation of an experiment's runs, one by one. The base answers once, with the first of them.
+    """Evaluates an experiment's runs one by one. The base is evaluated once, with the first run.
 
     Args:
         command: the script and its options.
-        folder: where the evaluation of each run has a folder of its own.
-        threads: of the script; None: as many as it takes.
+        folder: the parent folder of the runs' evaluations.
+        threads: the script's number of threads. None: the script decides.
     """
 
     command: str
@@ -30,10 +30,10 @@ class RunEvaluation:
     threads: int | None = None
 
     def rows(self, item: Planned) -> list[dict[str, Any]]:
-        """The rows of a run, and of the base. The run is evaluated for them.
+        """Evaluates a run and returns its rows and the base's.
 
-        The first run decides on base, task and sampling, so each evaluation names it. Where it is not there any more,
-        or the options have changed, this run is the first.
+        The first run sets base, task and sampling, so every evaluation names it. If its folder is gone or the options
+        have changed, this run becomes the first.
 
         Raises:
             UserError: the script failed.
@@ -49,20 +49,20 @@ class RunEvaluation:
         return rows
 
     def first(self) -> Path | None:
-        """The run that was evaluated first, with the base, by the same command; None if there is none."""
+        """Returns the run that the same command evaluated first, with the base, or None."""
         if not (self.folder / FIRST).exists():
             return None
         content = json.loads((self.folder / FIRST).read_text(encoding="utf-8"))
         run = Path(content["run"])
-        is_there = (run / "agent_1").exists() and self._result_of(run).exists()
-        return run if content["command"] == self.command and is_there else None
+        exists = (run / "agent_1").exists() and self._result_of(run).exists()
+        return run if content["command"] == self.command and exists else None
 
     def folder_of(self, run: Path) -> Path:
-        """The folder of a run's evaluation."""
+        """Returns the folder of a run's evaluation."""
         return self.folder / run.name
 
     def _evaluate(self, item: Planned, arguments: list[str]) -> list[dict[str, Any]]:
-        """Evaluates a run, with the output in its log. An evaluation of it that is there is made anew."""
+        """Evaluates a run, replacing an earlier evaluation, with the output in the run's log."""
         folder = self.folder_of(item.folder)
         shutil.rmtree(folder, ignore_errors=True)
         script, *options = shlex.split(self.command)

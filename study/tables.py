@@ -1,20 +1,20 @@
 """Writes the tables of README, docs and results from the files under results/.
 
-    python -m study.tables            # writes each table again
-    python -m study.tables --check    # fails, and names the pages, where a table is not that of the files
+    python -m study.tables            # rewrites all tables
+    python -m study.tables --check    # fails if a table does not match the files, and names its page
 
-A table stands on a page between two comments, of which the first says how it is made:
+A table stands between two comments. The first one describes it:
 
     <!-- table: held_out imdb_noise_full_kl groups="PPO|CORY" -->
     <!-- end -->
 
-A page with a line such as `<!-- frozen: c0f7e9e -->`, the commit that made it, is left as it is: the code no longer has
-what it measures. Where the folder of an experiment has no rows yet, the table says so.
+A page with a line such as `<!-- frozen: c0f7e9e -->`, which names the commit that made it, is left as it is: the code
+that it measures no longer exists. If an experiment's folder has no rows yet, the table says so.
 
-Each takes a folder under results/, or several with what their rows are called, `REGIME: FOLDER|REGIME: FOLDER`, whose
-rows then stand one below the other. `rivals` takes a chain and what it is compared with, each as `GROUP: ANSWERS`.
-`groups` names the groups, `metric` or `metrics` (with commas) what is shown. `primary` has a row in any role and one of
-the first role.
+A description has a kind, a source and options. The source is a folder under results/, or several with labels for their
+rows, `REGIME: FOLDER|REGIME: FOLDER`, whose tables are stacked. `groups` names the groups, `metric` or `metrics`
+(comma-separated) the columns. `rivals` takes a chain and its rivals, each as `GROUP: ANSWERS`. `primary` has a row in
+any role and one in the first role.
 """
 
 import re
@@ -41,7 +41,7 @@ from study.frontier import beaten, frontiers_apart
 from study.method import against_one_agent
 from study.plan import ROOT
 
-NOT_RUN = "Not run yet.\n"  # in place of a table whose folder has no rows
+NOT_RUN = "Not run yet.\n"  # replaces a table whose folder has no rows
 PAGES = (
     "README.md",
     "docs/*.md",
@@ -57,12 +57,12 @@ FROZEN = re.compile(r"^<!-- frozen: \w+ -->$", re.MULTILINE)
 
 
 def held_out_table(study: Study, metric: str = "combined_reward", groups: str = "") -> Rows:
-    """Held out, by group: one call and two, with the differences to the baseline."""
+    """Groups on held-out queries, in one call and in two, with differences to the baseline."""
     return held_out.held_out(study, metric, _listed(groups, "|"))
 
 
 def held_out_by_agent_table(study: Study, metrics: str, answers: str) -> Rows:
-    """Held out, by group and way of answering, of those that `answers` names."""
+    """Groups on held-out queries, by the ways of answering that `answers` names."""
     rows = held_out.held_out_by_agent(study, _listed(metrics, ","))
     names = _listed(answers, "|")
     for name in names:
@@ -73,8 +73,8 @@ def held_out_by_agent_table(study: Study, metrics: str, answers: str) -> Rows:
 
 def rivals_table(study: Study, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
     """A chain, `GROUP: ANSWERS`, against rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
-    named = [held_out.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
-    return held_out.against_rivals(study, named[0], named[1:], metric)
+    answerings = [held_out.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
+    return held_out.against_rivals(study, answerings[0], answerings[1:], metric)
 
 
 def primary_table(
@@ -85,9 +85,9 @@ def primary_table(
     roles: str = "",
     columns: str = "",
 ) -> Rows:
-    """Pairs of groups, in any role and in the first: the end, and KL where the fitted task reward reaches a level.
+    """Pairs of groups, in any role and in the first: final values, and KL where the fitted task reward reaches a level.
 
-    `primary` names what is corrected for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
+    `primary` names the comparisons to correct for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
     """
     rows = primary_comparisons(
         study,
@@ -103,10 +103,10 @@ def primary_table(
 def at_level_table(
     study: Study, compared: str, candidates: str, rise: str = "", corrected: str = ""
 ) -> Rows:
-    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: the end, and KL at the highest of the
-    candidates that the first seeds reach.
+    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: final values, and KL at the highest candidate that the first
+    seeds reach.
 
-    `rise=yes`: candidates are above a run's own start. `corrected=yes`: the ratios there are primary.
+    `rise=yes`: candidates are relative to a run's own start. `corrected=yes`: the ratios at the level are primary.
     """
     levels = [float(level) for level in _listed(candidates, ",")]
     triples = _listed_triples(compared)
@@ -114,39 +114,37 @@ def at_level_table(
 
 
 def readings_table(study: Study, compared: str, candidates: str) -> Rows:
-    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: the ratio of their KLs in all readings, and the verdict."""
+    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: the ratio of their KLs in each reading, and the verdict."""
     levels = [float(level) for level in _listed(candidates, ",")]
     return at_all_readings(study, _listed_triples(compared), levels)
 
 
 def method_table(study: Study, ours: str, candidates: str, rival: str = "PPO") -> Rows:
-    """One row: the method against one agent in training, at equal task reward, and held out.
+    """The method against one agent, in one row: in training, at equal task reward, and held out.
 
-    `ours`: names of the method's group, `GROUP|GROUP`; the first that the folder has counts.
+    `ours`: names of the method's group, `GROUP|GROUP`; the first one in the folder counts.
     """
     levels = [float(level) for level in _listed(candidates, ",")]
     return against_one_agent(study, _listed(ours, "|"), rival, levels)
 
 
 def frontier_table(study: Study, families: str) -> Rows:
-    """Pairs of families: the difference of their hypervolumes; all of them are primary."""
+    """Pairs of families: the difference of their hypervolumes; all pairs are primary."""
     return frontiers_apart(study, _listed_pairs(families))
 
 
 def beaten_table(study: Study, calls: str = "0") -> Rows:
-    """By family and value: in how many seeds another family's frontier beats the run; held out in so many `calls`."""
+    """Families and values: in how many seeds another family's frontier beats the run; `calls`: see `beaten`."""
     return beaten(study, int(calls))
 
 
 def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
-    """The time to collapse, by group; `primary` names the groups whose differences are corrected for."""
+    """Groups: the time to collapse; `primary` names the groups whose differences are corrected for."""
     return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
 def differences_table(study: Study, metrics: str, calls: str = "1", groups: str = "") -> Rows:
-    """Groups against the baseline: metrics of the end of training, and those named `held out: METRIC`, in so many
-    `calls`.
-    """
+    """Groups against the baseline: final training metrics, and held-out ones, `held out: METRIC`, in `calls` calls."""
     return differences(study, _listed(metrics, ","), int(calls), _listed(groups, "|"))
 
 
@@ -200,14 +198,14 @@ def _listed(text: str, separator: str) -> list[str]:
 
 
 def table(description: str) -> str:
-    """The table that a comment describes: `KIND SOURCES KEY=VALUE ...`.
+    """Makes the table that a comment describes: `KIND SOURCES KEY=VALUE ...`.
 
     Raises:
-        UserError: there is no such kind, source or key.
+        UserError: the kind, a source or a key does not exist.
     """
     try:
         kind, sources, options = _parsed(description)
-    except ValueError as error:  # such as a quotation mark that is not closed
+    except ValueError as error:  # for example, an unclosed quotation mark
         raise UserError(f"table {description!r}: {error}") from None
     if kind not in (*KINDS, AUDIT):
         raise UserError(
@@ -223,61 +221,61 @@ def table(description: str) -> str:
     try:
         for regime, folder in sources.items():
             _check_names(_study(folder), options)
-            of_folder = KINDS[kind](_study(folder), **options)
-            rows += [{"regime": regime, **row} if regime else row for row in of_folder]
+            folder_rows = KINDS[kind](_study(folder), **options)
+            rows += [{"regime": regime, **row} if regime else row for row in folder_rows]
         return markdown_table(rows)
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
 
 
 def _awaits_rows(source: str) -> bool:
-    """Whether a folder under results/ has no rows, and is named EXPERIMENT or EXPERIMENT_SCALE."""
+    """Whether a folder under results/ belongs to an experiment, EXPERIMENT or EXPERIMENT_SCALE, and has no rows yet."""
     if (ROOT / "results" / source / "runs.csv").exists():
         return False
     experiments = []
     for file in (ROOT / "configs/experiments").glob("*.yaml"):
         scales = [f"{file.stem}_{scale}" for scale in read_experiment(file).scales]
         experiments += [file.stem, *scales]
-    of_examples = [
-        f"{file.parent.name}_{file.stem}" for file in (ROOT / "examples").glob("*/*.yaml")
-    ]
-    return source in (*experiments, *of_examples)
+    examples = [f"{file.parent.name}_{file.stem}" for file in (ROOT / "examples").glob("*/*.yaml")]
+    return source in (*experiments, *examples)
 
 
 def _check_names(study: Study, options: Mapping[str, str]) -> None:
-    """Raises a LookupError if options name a group, a role or a metric that is not there."""
+    """Raises a LookupError if options name a group, role or metric that does not exist."""
     groups = _listed(options.get("groups", ""), "|")
     for pair in _listed_pairs(options.get("pairs", "")):
         groups += pair
-    known: dict[str, set[str]] = {
+    existing: dict[str, set[str]] = {
         "group": set(study.groups),
         "role": set(study.metrics["role"]),
         "metric": {*study.metrics, *study.final, *study.held_out},
     }
     metrics = _listed(options.get("metrics", options.get("metric", "")), ",")
-    named = {
+    requested = {
         "group": groups,
         "role": [role for role in _listed(options.get("roles", ""), "|") if role != ANY],
         "metric": [metric.removeprefix(HELD_OUT) for metric in metrics],
     }
-    for what, names in named.items():
+    for kind, names in requested.items():
         for name in names:
-            if name not in known[what]:
-                raise LookupError(f"no {what} {name!r} among {sorted(known[what])}")
+            if name not in existing[kind]:
+                raise LookupError(f"no {kind} {name!r} among {sorted(existing[kind])}")
 
 
 def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
-    """A description's kind, sources by regime, and options; what is missing is empty."""
+    """Returns a description's kind, sources by regime, and options; missing parts are empty."""
     kind, source, *words = [*shlex.split(description), "", ""]
     pairs = _listed_pairs(source) if ":" in source else [("", source)]
     sources = dict(pairs)
     if len(sources) < len(pairs) or not all(sources.values()):
-        raise ValueError(f"expected a folder, or regimes that differ with theirs, got {source!r}")
+        raise ValueError(
+            f"expected a folder, or distinct regimes with their folders, got {source!r}"
+        )
     return kind, sources, dict(word.partition("=")[::2] for word in words if word)
 
 
 def page_with_tables(text: str) -> str:
-    """A page with each of its tables made again.
+    """Makes all tables of a page again.
 
     Raises:
         UserError: a table cannot be made, or has no end.
@@ -289,18 +287,18 @@ def page_with_tables(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    """The pages that may have tables, but for those that are frozen."""
+    """Returns the pages that may have tables, without frozen ones."""
     files = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     return [path for path in files if not FROZEN.search(path.read_text(encoding="utf-8"))]
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m study.tables`: see the module."""
+    """Runs `python -m study.tables`; see the module's docstring."""
     parser = Arguments(__doc__)
     parser.add_argument(
         "--check",
         action="store_true",
-        help="Write nothing; fail if a table is not that of the files",
+        help="Write nothing; fail if a table does not match the files",
     )
     args = parser.parse_args(argv)
     differ = []
@@ -321,7 +319,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             f"expected the tables that python -m study.tables writes, got others in {', '.join(differ)}"
         )
     print(
-        f"{tables} tables; {'written: ' + ', '.join(differ) if differ else 'all are those of the files'}"
+        f"{tables} tables; {'written: ' + ', '.join(differ) if differ else 'all match the files'}"
     )
 
 

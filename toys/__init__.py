@@ -1,1 +1,1 @@
-"""What makes small models: the shipped toys, those of the examples, and models of real text without a hub."""
+"""Scripts that make small models: the shipped toys, the examples' models, and models of real text without a hub."""

@@ -1,10 +1,10 @@
 """Makes the model of GSM8K's toy setting, which is shipped in `gsm8k_train/weights/`, and measures it.
 
     python -m toys.make_gsm8k_toy FOLDER     # makes it in FOLDER: minutes on two cores
-    python -m toys.make_gsm8k_toy            # the quality of what is shipped
+    python -m toys.make_gsm8k_toy            # prints the shipped model's quality
 
-A real architecture, trained from scratch on generated problems and saved as an ordinary Hugging Face folder, in half
-precision. The quality of a training run depends on the machine, so everybody gets the same weights.
+The model has a real architecture. It is trained from scratch on generated problems and saved as an ordinary Hugging
+Face folder, in half precision. Weights are shipped because the quality of a training depends on the machine.
 """
 
 import random
@@ -23,7 +23,7 @@ from toys.small_models import answered, save_half, train_gpt2, train_tokenizer
 
 TEXTS = 24000  # solutions
 DRILLS = 4000  # texts of ten calculations each
-STEPS = 4200  # of training
+STEPS = 4200  # training steps
 
 
 def make(folder: Path) -> None:
@@ -50,7 +50,7 @@ def make(folder: Path) -> None:
 
 
 def quality_of(folder: Path = toy.POLICY.parent) -> dict[str, float]:
-    """`accuracy`: the share of the 500 held-out problems that a sampled answer solves."""
+    """Returns `accuracy`: the share of the 500 held-out problems that a sampled answer solves."""
     policy, tokenizer = load_policy(ModelConfig(str(folder / "policy")))
     problems = toy.problems("test")
     prompts = [fill(PIONEER, {"prompt": p["question"]}) for p in problems]
@@ -63,7 +63,7 @@ def quality_of(folder: Path = toy.POLICY.parent) -> dict[str, float]:
 
 
 def command_line() -> None:
-    """`python -m toys.make_gsm8k_toy`: see the module."""
+    """Runs `python -m toys.make_gsm8k_toy`; see the module's docstring."""
     if len(sys.argv) == 2 and not sys.argv[1].startswith("-"):
         make(new_folder(sys.argv[1], "weights"))
         print(f"Done. To ship it, copy {sys.argv[1]} to gsm8k_train/weights")

@@ -1,12 +1,12 @@
-"""Makes small models of real text from the IMDB data set: a DistilBERT reward model and a GPT-2, from scratch.
+"""Trains small models of real text on IMDB, from scratch: a DistilBERT reward model and a GPT-2.
 
     python -m toys.make_imdb_models FOLDER                          # IMDB from the Hub
-    python -m toys.make_imdb_models FOLDER --dataset IMDB_FOLDER    # its {train,test,unsupervised}.parquet
+    python -m toys.make_imdb_models FOLDER --dataset IMDB_FOLDER    # with {train,test,unsupervised}.parquet
     python -m toys.make_imdb_models FOLDER --only reward_model
 
-Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders, and prints how good they are on the
-test reviews; FOLDER/quality.json keeps it. Same seed, kind of processor and threads (1, unless stated): same models.
-Use them where no hub is reachable; elsewhere, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
+Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders. Prints their quality on the test reviews
+and keeps it in FOLDER/quality.json. The same seed, kind of processor and number of threads (default 1) give the same
+models. Use them if no hub is reachable; otherwise use `lvwerra/distilbert-imdb` and a pre-trained LLM.
 """
 
 import json
@@ -19,14 +19,14 @@ from cory.errors import UserError
 from cory.run.folder import write_text
 
 VOCABULARY = 8192
-PIECES_PER_REVIEW = 4  # of a training review, for the classifier to read
-PIECE_WORDS = (4, 60)  # of such a piece
-LM_TOKENS = 96  # of a review, for the language model to learn
-LM_REVIEWS = 70_000  # of the 75,000 without the test's
-QUALITY_WORDS = (16, 32, 96)  # of a test review, at which the classifier is judged
+PIECES_PER_REVIEW = 4  # training texts per review for the classifier
+PIECE_WORDS = (4, 60)  # shortest and longest piece, in words
+LM_TOKENS = 96  # tokens per review for the language model
+LM_REVIEWS = 70_000  # reviews for the language model, out of 75,000 outside the test split
+QUALITY_WORDS = (16, 32, 96)  # lengths of beginnings on which the classifier is tested
 QUALITY_REVIEWS = 2000
 MINUTES = {"reward_model": 20, "policy": 30}  # measured
-LEAST = 0.6  # accuracy on the longest of these; some trainings stay at chance
+LEAST = 0.6  # smallest accuracy on the longest beginnings; some trainings stay at chance
 
 
 def make(
@@ -36,7 +36,7 @@ def make(
 
     Raises a UserError: the data set is not available.
     """
-    import torch  # here, as importing it takes seconds
+    import torch  # imported late, as it takes seconds
 
     from cory.data import load_dataset
     from toys.small_models import (
@@ -110,12 +110,12 @@ def make(
 
 
 def plain(text: str) -> str:
-    """A review without its HTML line breaks."""
+    """Removes HTML line breaks from a review."""
     return " ".join(text.replace("<br />", " ").split())
 
 
 def piece(rng: random.Random, text: str) -> str:
-    """A piece of a review: half of the time its beginning, as the reward model reads beginnings."""
+    """Draws a piece of a review: half of the time its beginning, as the reward model reads beginnings."""
     words = text.split(" ")
     length = min(rng.randint(*PIECE_WORDS), len(words))
     start = rng.choice((0, rng.randint(0, len(words) - length)))
@@ -123,7 +123,7 @@ def piece(rng: random.Random, text: str) -> str:
 
 
 def quality_of(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dict[str, float]:
-    """The reward model's accuracy on the first words of reviews, and the policy's loss, of those that exist."""
+    """Measures the models that exist: the reward model's accuracy on reviews' first words, and the policy's loss."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -154,16 +154,19 @@ def quality_of(folder: Path, texts: Sequence[str], labels: Sequence[int]) -> dic
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m toys.make_imdb_models`: see the module."""
+    """Runs `python -m toys.make_imdb_models`; see the module's docstring."""
     parser = Arguments(__doc__)
-    parser.add_argument("folder", help="Where the models go")
+    parser.add_argument("folder", help="Folder for the models")
     parser.add_argument(
         "--dataset", default="stanfordnlp/imdb", help="Hub id or folder of the reviews"
     )
     parser.add_argument("--only", choices=["reward_model", "policy"], help="Make one of the two")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
-        "--threads", type=int, default=1, help="Of training; other numbers give other weights"
+        "--threads",
+        type=int,
+        default=1,
+        help="Threads of the training; other numbers give other weights",
     )
     args = parser.parse_args(argv)
     if args.threads < 1:

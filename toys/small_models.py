@@ -1,7 +1,7 @@
 """Trains small models from scratch: a BPE tokenizer, a GPT-2 policy and a DistilBERT classifier.
 
-Real architectures, a minute or a few on two CPU cores. The texts come from what makes a model: `make_imdb_toy.py`, an
-example's `make.py`.
+The models have real architectures and train in minutes on two CPU cores. Scripts such as `make_imdb_toy.py`, or an
+example's `make.py`, provide the texts.
 """
 
 import os
@@ -34,9 +34,10 @@ PAD = "<|pad|>"
 
 
 def cached(target: Path, build: Callable[[Path], None]) -> Path:
-    """The folder `target` of a model, which `build` fills unless it is there already: either complete or absent.
+    """Returns a model's folder, building it if it is missing. The folder is either complete or absent.
 
     Args:
+        target: the model's folder.
         build: called with an empty folder, which is renamed when it returns.
 
     Raises:
@@ -55,7 +56,7 @@ def cached(target: Path, build: Callable[[Path], None]) -> Path:
 
 
 def is_model(folder: Path) -> bool:
-    """Whether a folder is that of a Hugging Face model."""
+    """Whether a folder holds a Hugging Face model."""
     return (folder / "config.json").is_file()
 
 
@@ -67,12 +68,12 @@ def save(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Pat
 
 
 def save_half(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """The same, in half precision."""
+    """Writes a model in half precision and its tokenizer as a Hugging Face folder."""
     save(model.half(), tokenizer, folder)
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE of `vocab_size` tokens, `END` and `PAD` included; unpadded text gets no token added."""
+    """Trains a byte-level BPE of `vocab_size` tokens, including `END` and `PAD`; it adds no special tokens to text."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -107,14 +108,14 @@ def train_gpt2(
     length: int | None = None,
     seed: int = 0,
 ) -> GPT2LMHeadModel:
-    """A GPT-2 trained on `texts`, each followed by END, for `steps` batches of texts of similar length.
+    """Trains a GPT-2 on `texts`, each followed by END, for `steps` batches of texts of similar length.
 
     Args:
-        beta2: AdamW's; lower lets long runs of small batches settle faster.
-        after: learn to write only what follows the last `after` of each text, such as an answer; default, all of it.
-        sinusoids: start the position embeddings as sinusoids, so that places relate to each other from the start.
-        initializer_range: standard deviation of the initial weights; small widths learn faster from larger ones.
-        length: tokens of a text that are learnt from, from its first; default, as many as the model has positions.
+        beta2: AdamW's beta2; a lower value lets long runs of small batches settle faster.
+        after: learn only the part of each text after its last `after`, such as an answer. Default: the whole text.
+        sinusoids: initialize position embeddings as sinusoids, so that positions are related from the start.
+        initializer_range: standard deviation of the initial weights; small models learn faster from larger weights.
+        length: number of first tokens of a text to learn from. Default: the model's number of positions.
     """
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(
@@ -140,7 +141,7 @@ def train_gpt2(
     rows = [
         ids[: length or positions] for ids in tokenizer([text + END for text in texts])["input_ids"]
     ]
-    # Tokens of each row that are given, not learnt.
+    # Tokens of each row that are only read, not learnt.
     given = (
         [
             len(ids)
@@ -176,7 +177,7 @@ def train_distilbert(
     learning_rate: float = 1e-3,
     seed: int = 0,
 ) -> DistilBertForSequenceClassification:
-    """A NEGATIVE/POSITIVE DistilBERT trained to give each text its stated probability of being POSITIVE."""
+    """Trains a NEGATIVE/POSITIVE DistilBERT to give each text its target probability of being POSITIVE."""
     torch.manual_seed(seed)
     model = DistilBertForSequenceClassification(
         DistilBertConfig(
@@ -206,7 +207,7 @@ def train_distilbert(
 
 
 def _length_sorted_batches(rows: list[list[int]], batch: int) -> list[torch.Tensor]:
-    """Row indices in batches of near-equal length, so that padding costs little."""
+    """Returns batches of row indices with near-equal lengths, to minimize padding."""
     return list(torch.tensor(sorted(range(len(rows)), key=lambda i: len(rows[i]))).split(batch))
 
 
@@ -225,7 +226,7 @@ def _fit(
     learning_rate: float,
     beta2: float = 0.999,
 ) -> None:
-    """AdamW under a one-cycle schedule over batches in random order."""
+    """Trains with AdamW and a one-cycle learning rate schedule, over batches in random order."""
     model.train()
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, beta2), weight_decay=0.01, fused=True
@@ -236,7 +237,7 @@ def _fit(
     order = torch.cat([torch.randperm(len(batches)) for _ in range(-(-steps // len(batches)))])[
         :steps
     ]
-    for index in tqdm(order.tolist(), disable=None):  # None: off where nobody watches
+    for index in tqdm(order.tolist(), disable=None):  # None: hidden without a terminal
         optimizer.zero_grad()
         loss(batches[index]).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -250,6 +251,6 @@ def answered(
     prompts: Sequence[str],
     sampling: SamplingConfig,
 ) -> list[str]:
-    """A sampled response to each prompt."""
+    """Samples a response to each prompt."""
     agent = Agent("policy", policy, tokenizer, Config(), policy.device)
     return respond(agent, policy, prompts, sampling)[0].completions

@@ -1,4 +1,4 @@
-"""Answers every query with every model and chain, with the responses' KL to a base and their rewards."""
+"""Answers every query with every model and chain, and measures the responses' rewards and their KL to a base."""
 
 import json
 import math
@@ -38,10 +38,10 @@ LoadedModel: TypeAlias = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 class Divergence(NamedTuple):
-    """How far a response is from the base, in nats.
+    """Divergence of a response from the base, in nats.
 
     Args:
-        kl: the full KL, summed over the response's tokens. It has less variance than the sampled one.
+        kl: the full KL, summed over the response's tokens; it has less variance than the sampled KL.
         sampled_kl: the log-ratio of the agent's to the base's probability of the sampled tokens.
         base_nll: the response's negative log-likelihood under the base.
     """
@@ -63,8 +63,8 @@ def respond(
     """Samples one response per prompt in batches of similar length, and compares each with the base.
 
     Args:
-        base: has the agent's tokens. None: the agent's policy without its adapter.
-        batch_size: rows at a time; fewer where their logits (rows, max_new_tokens, vocabulary) exceed `LARGEST`.
+        base: a model with the agent's tokens. None: the agent's policy without its adapter.
+        batch_size: rows at a time; fewer if their logits (rows, max_new_tokens, vocabulary) exceed `LARGEST`.
 
     Raises a UserError: a prompt is too long for the model, or a probability is not finite.
     """
@@ -80,9 +80,9 @@ def respond(
         rollout = agent.respond(batch, sampling, generator, keep_logits=True)
         divergences += _compare_with_base(agent, base, rollout, sampling.temperature)
         rollouts.append(replace(rollout, logits=[]))
-        del rollout  # its logits, before the next batch needs their memory
-    places = sorted(range(len(order)), key=order.__getitem__)
-    return joined(rollouts, places), [divergences[place] for place in places]
+        del rollout  # frees its logits before the next batch needs the memory
+    positions = sorted(range(len(order)), key=order.__getitem__)
+    return joined(rollouts, positions), [divergences[position] for position in positions]
 
 
 def _compare_with_base(
@@ -100,19 +100,21 @@ def _compare_with_base(
                 pad_token(agent.tokenizer),
             )
     numbers = []
-    # A response at a time, as a processor's cache holds one's vocabulary, not a batch's.
+    # One response at a time: its logits fit in a processor's cache, a batch's do not.
     for row, response in enumerate(rollout.response_ids):
         logits = torch.stack(rollout.logits[row]).float()
         ids = to_device(response, logits.device)
         logprobs, all_logprobs = TokenLogprobs.apply(logits, ids, temperature)
         base_logprobs, all_base_logprobs = logprobs, all_logprobs
         if base_logits is not None:
-            of_base = base_logits[row, : len(response)].float()
-            base_logprobs, all_base_logprobs = TokenLogprobs.apply(of_base, ids, temperature)
+            row_base_logits = base_logits[row, : len(response)].float()
+            base_logprobs, all_base_logprobs = TokenLogprobs.apply(
+                row_base_logits, ids, temperature
+            )
         kl = full_kl(all_logprobs, all_base_logprobs).sum()
         sampled_kl = (logprobs - base_logprobs).sum()
         numbers.append(torch.stack([kl, sampled_kl, -base_logprobs.sum()]))
-    # One tensor leaves the device, so that the program waits for it once a batch.
+    # A single transfer from the device, so that the program waits once a batch.
     divergences = [Divergence(*row) for row in torch.stack(numbers).cpu().tolist()]
     for prompt, divergence in zip(rollout.prompts, divergences, strict=True):
         if not math.isfinite(divergence.kl):
@@ -129,12 +131,12 @@ def load_agent(
     """Loads an agent that answers, and the base to which its KL is measured (see `respond`).
 
     Args:
-        config: of the agent, but for its model.
-        date: that chat templates write. None: today's.
+        config: the agent's settings; its model is `source.model`.
+        date: the date shown by chat templates that print one. None: today's.
 
-    Raises a UserError if one cannot be loaded, or if their tokens are not the same.
+    Raises a UserError if a model cannot be loaded, or if the tokens of agent and base differ.
     """
-    # A run that started from an adapter has merged it and trained others on that.
+    # A run that starts from an adapter merges it and trains a new one on the result.
     policy, tokenizer = load_answering(source.model, device, merge=source.adapter is not None)
     base: PreTrainedModel | None = policy
     if source.adapter is not None:
@@ -142,32 +144,33 @@ def load_agent(
         tokenizer = adapter_tokenizer(source.adapter, policy, tokenizer)
         base = None
     if not same_weights(source.model, source.base):
-        base, tokenizer_of_base = load_answering(source.base, device)
-        _check_tokens(source, (policy, tokenizer), (base, tokenizer_of_base))
+        base, base_tokenizer = load_answering(source.base, device)
+        _check_tokens(source, (policy, tokenizer), (base, base_tokenizer))
     config = replace(config, model=source.model)
-    adapter = None if source.adapter is None else "default"  # PEFT's name for one that it loads
+    adapter = None if source.adapter is None else "default"  # PEFT's name for a loaded adapter
     agent = Agent(source.model.name, policy, tokenizer, config, device, adapter=adapter)
     agent.date = date or agent.date
     return agent, base
 
 
 def _check_tokens(source: ModelSource, model: LoadedModel, base: LoadedModel) -> None:
-    """Raises a UserError if a model and its base have other tokens, as a KL between them would mean nothing.
+    """Raises a UserError if a model and its base have different tokens: a KL between them would mean nothing.
 
-    Ids that only one of them has, or that were added such as a chat's marks, may be any.
+    Ids of added tokens, such as a chat's marks, may differ, as may ids that only one of the two has.
     """
     vocabularies = []
     for _, tokenizer in (model, base):
         added = set(tokenizer.added_tokens_decoder)
         tokens = tokenizer.get_vocab().items()
         vocabularies.append({index: token for token, index in tokens if index not in added})
-    ours, theirs = vocabularies
-    is_same = all(ours[index] == theirs[index] for index in ours.keys() & theirs.keys())
+    model_tokens, base_tokens = vocabularies
+    common_ids = model_tokens.keys() & base_tokens.keys()
+    is_same = all(model_tokens[index] == base_tokens[index] for index in common_ids)
     sizes = [loaded.config.get_text_config().vocab_size for loaded, _ in (model, base)]
     if not is_same or sizes[0] != sizes[1]:
         raise UserError(
             f"models: expected a model with the {sizes[1]} tokens of its base {source.base.name!r}, for a KL between "
-            f"them, got {source.model.name!r} with {sizes[0]}{'' if is_same else ', of which some differ'}"
+            f"them, got {source.model.name!r} with {sizes[0]}{'' if is_same else ', some of them different'}"
         )
 
 
@@ -179,12 +182,12 @@ class Evaluator:
 
     Args:
         lineup: who answers.
-        columns: the queries' columns, `prompt` among them.
-        settings: how many samples, in which batches.
-        device: of the models.
+        columns: the queries' columns, including `prompt`.
+        settings: numbers of samples and batch sizes.
+        device: the models' device.
 
     Attributes:
-        records: those made so far, by the name of the row, in the order of the queries.
+        records: the records so far, by row name, in the order of the queries.
     """
 
     def __init__(
@@ -201,7 +204,7 @@ class Evaluator:
         self.records: dict[str, list[Record]] = {}
 
     def run(self, path: Path) -> dict[str, list[Record]]:
-        """The records of every row, also written as the lines of a file."""
+        """Returns the records of every row and writes them as the lines of a file."""
         with path.open("w", encoding="utf-8") as file:
             for row in self.lineup.rows:
                 self.records[row.name] = []
@@ -211,10 +214,10 @@ class Evaluator:
         return self.records
 
     def _answer(self, row: Row) -> Iterator[Record]:
-        """The records of a row, whose model is loaded for them."""
+        """Loads a row's model and yields its records."""
         config = Config(precision=self.settings.precision)
         agent, base = load_agent(row.source, self.device, config, self.lineup.date)
-        if row.reads is None:  # too long a query is found before any is answered
+        if row.reads is None:  # fails early if a query is too long
             sampling = row.task.prompts.settings(0).sampling(self.lineup.sampling)
             agent.encode_checked(
                 row.task.prompts.render_rows(0, self.columns), sampling.max_new_tokens
@@ -233,12 +236,12 @@ class Evaluator:
     def _answer_chunk(
         self, row: Row, agent: Agent, base: PreTrainedModel | None, chunk: range
     ) -> list[Record]:
-        """A record for each query of a chunk."""
+        """Returns a record for each query of a chunk."""
         samples = self.settings.samples
         sampling = self.lineup.sampling
         batch = Batch(self._columns(chunk, samples), sampling.max_new_tokens)
         chain = Chain([agent] * (row.role + 1), row.task, sampling)
-        # A later role reads what the earlier ones have sampled.
+        # A later role reads the responses that earlier roles have sampled.
         earlier = [
             [text for query in chunk for text in self.records[reads.name][query]["completions"]]
             for reads in row.earlier
@@ -248,7 +251,7 @@ class Evaluator:
             base,
             chain.prompts(row.role, batch, earlier or None),
             chain.sampling_of(row.role, batch),
-            # Of each role its own random numbers, or an observer would draw from those that drew what it reads.
+            # Seed roles separately; otherwise an observer reuses the draws that produced its input.
             seed=self.settings.seed * 1_000_003 + chunk.start + row.role * 2**64,
             batch_size=self.settings.batch_size,
         )
@@ -278,17 +281,17 @@ class Evaluator:
                     ]
                     for function, values in scores.by_function.items()
                 },
-                "kl": [each.kl for each in divergences[rows]],
-                "base_nll": [each.base_nll for each in divergences[rows]],
+                "kl": [divergence.kl for divergence in divergences[rows]],
+                "base_nll": [divergence.base_nll for divergence in divergences[rows]],
                 "tokens": [len(ids) for ids in rollout.response_ids[rows]],
                 "prompt_tokens": [len(ids) for ids in rollout.prompt_ids[rows]],
                 "completions": rollout.completions[rows],
                 "read": row.reads.name if row.reads else None,
-                # Of the first sample alone, as they are long.
+                # Only the first sample's prompt, as prompts are long.
                 "prompt": rollout.prompts[first],
             }
             if self.lineup.sampled_kl:
-                record["sampled_kl"] = [each.sampled_kl for each in divergences[rows]]
+                record["sampled_kl"] = [divergence.sampled_kl for divergence in divergences[rows]]
             if team_rewards is not None:
                 record["team_rewards"] = team_rewards[rows]
             records.append(record)
@@ -297,7 +300,7 @@ class Evaluator:
         return records
 
     def _add_greedy(self, row: Row, agent: Agent, chunk: range, records: list[Record]) -> None:
-        """Adds to each record the likeliest tokens as a response, and its reward. A later role reads such responses."""
+        """Adds the greedily decoded response and its reward to each record. Later roles read the greedy responses."""
         common = self.lineup.sampling
         sampling = SamplingConfig(1, common.max_new_tokens, top_k=1, stop=common.stop)
         batch = Batch(self._columns(chunk, 1), sampling.max_new_tokens)
@@ -314,7 +317,7 @@ class Evaluator:
             record["greedy_reward"] = reward
 
     def _columns(self, chunk: range, samples: int) -> dict[str, list[Any]]:
-        """The columns of a chunk's queries, each so many times."""
+        """Returns the columns of a chunk's queries, each row `samples` times."""
         return {
             name: repeated([values[query] for query in chunk], samples)
             for name, values in self.columns.items()

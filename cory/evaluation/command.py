@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from cory.task import Task
 
 CHANGES = ("--task.", "--model.", "--sampling.")  # flags that change keys of these blocks
-# Settings that may name folders of a machine, left out of evaluation.json.
-OF_THE_MACHINE = ("models", "base", "task", "model", "only", "device", "output")
+# Settings that may name local folders or devices, left out of evaluation.json.
+MACHINE_SETTINGS = ("models", "base", "task", "model", "only", "device", "output")
 RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
@@ -50,7 +50,12 @@ RESPONSES = "responses.jsonl"  # a line for each model and query
 
 
 class Evaluation(NamedTuple):
-    """Its folder, and a row per model and chain: `name`, and each METRIC with its interval's half-width METRIC_ci."""
+    """Result of an evaluation.
+
+    Args:
+        folder: the folder with its files.
+        rows: one row per model and chain: `name`, and each METRIC with METRIC_ci, its interval's half-width.
+    """
 
     folder: Path
     rows: list[dict[str, Any]]
@@ -66,16 +71,16 @@ def evaluate(
 
     Args:
         models: Hub ids, local folders, or folders of runs (all their agents).
-        task: on held-out queries.
+        task: the task, on held-out queries.
         settings: default `EvaluationConfig()`; its `models` are ignored.
-        trained_on: of runs whose task was made in Python, the rows that they were trained on: `task.dataset` of their
-            task. The share of held-out queries among them is reported.
+        trained_on: the rows on which runs were trained whose task was made in Python: their `task.dataset`. The share
+            of held-out queries among them is reported.
 
-    The files get their names when all is answered: an evaluation that was interrupted begins anew.
+    Files get their final names once every query is answered; an interrupted evaluation starts over.
 
     Raises a UserError: a model or a run cannot be loaded, or the folder is not empty.
     """
-    # Here, as importing torch takes seconds.
+    # Imported late, as torch takes seconds to import.
     from cory.evaluation.answer import Evaluator
     from cory.evaluation.table import cost_titles, table_rows, titles
     from cory.parallel.devices import choose_device
@@ -85,13 +90,13 @@ def evaluate(
     device = choose_device(settings.device)
     lineup = line_up(task, settings)
 
-    # The queries, and how many of them the runs have seen.
+    # The queries, and the share of them that the runs were trained on.
     count = min(settings.queries or len(task.dataset), len(task.dataset))
     columns = task.dataset.select(range(count))[:]
     queries = row_keys(columns)
     shares = shares_in_training(lineup.runs, columns, trained_on)
     notes = [*lineup.notes]
-    for note in notes:  # before the answers, which take long
+    for note in notes:  # printed first, as answering takes long
         print(f"Note: {note}", file=sys.stderr)
     description = (
         f"{describe_queries(queries, shares)}, {counted(settings.samples, 'response')} each, "
@@ -99,7 +104,7 @@ def evaluate(
     )
 
     folder = new_folder(settings.output, evaluation_name(settings.models))
-    keep_printing()  # answers take long, and what reads the output, such as head, may close it
+    keep_printing()  # a pipe such as `| head` may close the output before the answers are complete
     with locked(folder), filled(folder) as new:
         with warnings.catch_warnings(record=True) as caught:
             records = Evaluator(lineup, columns, settings, device).run(new / RESPONSES)
@@ -108,7 +113,7 @@ def evaluate(
             warnings.showwarning(
                 warning.message, warning.category, warning.filename, warning.lineno
             )
-            # Not those of libraries, such as PEFT's of a file.
+            # Only cory's warnings become notes, not those from libraries.
             if Path(__file__).parents[1] in Path(warning.filename).parents:
                 notes.append(str(warning.message))
         shown = {
@@ -120,7 +125,7 @@ def evaluate(
         costs = cost_titles() if has_chains else {}
         content = {
             "settings": {
-                key: value for key, value in asdict(settings).items() if key not in OF_THE_MACHINE
+                key: value for key, value in asdict(settings).items() if key not in MACHINE_SETTINGS
             },
             "description": description,
             "notes": [*dict.fromkeys(notes)],
@@ -147,17 +152,17 @@ def shares_in_training(
     columns: Mapping[str, Sequence[Any]],
     trained_on: "Dataset | None" = None,
 ) -> dict[str, float | None]:
-    """By the name of a run, the share of the held-out queries that also stand in its training data.
+    """Returns, for each run's name, the share of held-out queries that are also in its training data.
 
-    None where that data is not known, or is no longer what the run recorded; why, is printed.
+    The share is None, and the reason is printed, if the data is unknown or has changed since the run recorded it.
 
     Args:
-        runs: their settings, by folder.
-        columns: of the held-out queries.
-        trained_on: what was trained on. None: as the kind of each run's task has it.
+        runs: the runs' settings, by folder.
+        columns: the held-out queries' columns.
+        trained_on: the training data. None: loaded by the kind of each run's task.
     """
     shares: dict[str, float | None] = {}
-    by_hash: dict[str, float] = {}  # of the rows: runs mostly were trained on the same
+    by_hash: dict[str, float] = {}  # computed once per dataset, which runs usually share
     for run, config in runs.items():
         settings = read_settings(run)
         recorded = settings["fingerprint"]["dataset_sha256"]
@@ -176,17 +181,17 @@ def shares_in_training(
         except UserError as error:
             shares[run_label(run)] = None
             print(
-                f"Not known how many held-out queries {run} was trained on: {error}",
+                f"Unknown how many held-out queries {run} was trained on: {error}",
                 file=sys.stderr,
             )
     return shares
 
 
 def describe_queries(queries: Sequence[str], shares: Mapping[str, float | None]) -> str:
-    """How many queries there are, how many of them differ, and how many were trained on.
+    """Describes how many queries there are, how many are distinct, and how many were trained on.
 
     >>> describe_queries(["a", "b", "a"], {"one": 0.0, "two": 1 / 3, "three": None})
-    '3 queries (2 distinct), 0 to 33.3 % of them also in training, not known of three'
+    '3 queries (2 distinct), 0 to 33.3 % of them also in training, unknown for three'
     """
     text = "1 query" if len(queries) == 1 else f"{len(queries)} queries"
     distinct = len(set(queries))
@@ -198,9 +203,9 @@ def describe_queries(queries: Sequence[str], shares: Mapping[str, float | None])
         ends = dict.fromkeys(f"{100 * share:.3g}" for share in (min(numbers), max(numbers)))
         text += f", {' to '.join(ends)} % of them also in training"
     elif unknown:
-        text += ", how many of them also in training"
+        text += ", share also in training"
     if unknown:
-        text += f", not known of {', '.join(unknown)}"
+        text += f", unknown for {', '.join(unknown)}"
     return text
 
 
@@ -209,7 +214,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _by_run(rows: Sequence[dict[str, Any]], runs: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows of models and then, below its name, those of each run, without it."""
+    """Groups rows by run: a heading row with the run's name, then its rows without it. Other models come first."""
     result = [row for row in rows if not row["name"].startswith(tuple(f"{run}/" for run in runs))]
     for run in runs:
         result.append({"name": run})
@@ -225,7 +230,7 @@ def _print_tables(
     shown: Mapping[str, str],
     costs: Mapping[str, str],
 ) -> None:
-    """Prints the table of metrics and, of chains, that of costs; `shown` and `costs` have the titles of columns."""
+    """Prints the metrics and, if there are chains, the costs; `shown` and `costs` map metrics to column titles."""
     heading = f"{description}; mean ± half-width of the 95 % interval over queries"
     print()
     print(textwrap.fill(heading, shutil.get_terminal_size().columns))
@@ -243,8 +248,8 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
     """Evaluates the models on the command line.
 
     Args:
-        kind: of the task. None: that of the first run.
-        doc: the script's text, for `--help`.
+        kind: the kind of task. None: the first run's.
+        doc: the script's docstring, for `--help`.
     """
     settings = parse_settings(kind, doc)
     run = first_run(settings.models)
@@ -252,7 +257,7 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
         kind = checked_kind(run, kind)
     if kind is None:
         raise UserError(
-            "models: expected at least one folder of a run, whose prompts are used: RUN, not RUN/agent_1; got "
+            "models: expected at least one run's folder (RUN, not RUN/agent_1), which provides the prompts, got "
             f"{settings.models}"
         )
     settings.task = flag_values(blocks(kind.config)["task"], settings.task)
@@ -266,9 +271,12 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
 def parse_settings(
     kind: TaskKind[Any] | None, description: str | None, argv: Sequence[str] | None = None
 ) -> EvaluationConfig:
-    """The settings on the command line of an evaluation; those of `task` as texts, as the run's task is not known.
+    """Parses an evaluation's command line. Values of `task` stay text, as the run's task is not known yet.
 
-    `kind` is that of the script, None that of the command for all tasks. `argv` None: the command line of the process.
+    Args:
+        kind: the script's kind of task. None: the command evaluates any task.
+        description: the text of `--help`.
+        argv: the arguments. None: those of the process.
     """
     settings_class = (kind and kind.evaluation) or EvaluationConfig
     parser = Arguments(description)
@@ -278,7 +286,7 @@ def parse_settings(
         "models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)"
     )
     words = sys.argv[1:] if argv is None else argv
-    # --task.KEY, whose block is known once the run is.
+    # The keys of --task.KEY are known only once the run is.
     for flag in {word.partition("=")[0] for word in words}:
         if flag.startswith(CHANGES):
             parser.add_argument(flag, default=argparse.SUPPRESS)
@@ -298,7 +306,7 @@ def parse_settings(
 
 
 def first_run(models: Sequence[str]) -> Path | None:
-    """The first of the models that is the folder of a run. Raises a UserError if a folder does not exist."""
+    """Returns the first model that is the folder of a run. Raises a UserError if a folder does not exist."""
     for name in models:
         names_folder = is_local(name) or name.startswith("runs/")
         if names_folder and not Path(name).exists():
@@ -309,7 +317,7 @@ def first_run(models: Sequence[str]) -> Path | None:
 
 
 def checked_kind(run: Path, expected: TaskKind[Any] | None) -> TaskKind[Any]:
-    """The kind of a run's task. Raises a UserError if it was made in Python, or is not the expected one."""
+    """Returns the kind of a run's task. Raises a UserError if it was made in Python, or is not the expected one."""
     kind = kind_of_run(read_settings(run))
     if kind is None:
         raise UserError(
@@ -318,14 +326,14 @@ def checked_kind(run: Path, expected: TaskKind[Any] | None) -> TaskKind[Any]:
         )
     if expected is not None and kind.name != expected.name:
         raise UserError(
-            f"{run}: expected a run of {expected.name}, got one of {kind.name}. Any run is evaluated by: "
+            f"{run}: expected a run of {expected.name}, got one of {kind.name}. This command evaluates any run: "
             f"python -m cory.evaluation {shlex.quote(str(run))}"
         )
     return kind
 
 
 def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfig) -> Config:
-    """The settings from which the evaluation's task is made: those of the first run, with what `settings.task` changes.
+    """Returns the settings of the evaluation's task: the first run's, with the changes of `settings.task`.
 
     Raises a UserError if a key is unknown.
     """
@@ -335,7 +343,7 @@ def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfi
     else:
         config = as_config(kind.config, read_settings(run), run / "config.yaml")
     config.seed = settings.seed
-    if "chat_template" in settings.model:  # which the task's prompts and reward depend on
+    if "chat_template" in settings.model:  # the task's prompts and reward depend on it
         config.model.chat_template = settings.model["chat_template"]
     config = config.on(settings.device)
     held_out = getattr(config.task, "eval_dataset", None)

@@ -1,6 +1,6 @@
-"""The figure of an evaluation: pass@k over k where it is asked for, else a bar for each row and metric.
+"""The figure of an evaluation: pass@k over k if requested, otherwise a bar for each row and metric.
 
-An error bar is a 95 % interval. The rows of a run have one colour.
+Error bars are 95 % intervals. Rows of one run share a colour.
 """
 
 import math
@@ -15,17 +15,17 @@ from matplotlib.ticker import MaxNLocator
 
 from cory.run.plots import LINES, colours, save
 
-PANELS = 4  # in a row of a figure
-LABEL = 40  # characters in a line of a label
+PANELS = 4  # per row of a figure
+LABEL = 40  # characters per line of a label
 PPO, CORY = colours(2)
 UNTRAINED = "0.6"  # the colour of the base
 
 
 def plot_evaluation(evaluation: Mapping[str, Any], path: Path) -> None:
-    """The figure of what evaluation.json has."""
+    """Draws the figure of the contents of evaluation.json."""
     rows = evaluation["rows"]
     row_colours = evaluation_colours([row["name"] for row in rows])
-    # There is no pass@k of rewards other than 0 and 1.
+    # pass@k exists only for rewards of 0 and 1.
     ks = [k for k in evaluation["settings"]["ks"] if all(f"pass@{k}" in row for row in rows)]
     if ks:
         plot_pass_at_k(rows, ks, path, row_colours, over="queries")
@@ -34,29 +34,32 @@ def plot_evaluation(evaluation: Mapping[str, Any], path: Path) -> None:
 
 
 def evaluation_colours(names: Sequence[str]) -> list[Any]:
-    """A colour for each row of an evaluation, that of its run."""
+    """Returns the colour of each row: its run's."""
     runs = [name.split("/agent_")[0] for name in names]
     agents: dict[str, set[str]] = {}
     for run, name in zip(runs, names, strict=True):
         agents.setdefault(run, set()).update(re.findall(r"agent_\d+", name))
-    # The others are `base`, `base after itself` and `base of RUN`.
-    trained = {run: len(found) for run, found in agents.items() if run.split()[0] != "base"}
-    colour_of = colours_by_agents(trained)
-    return [colour_of.get(run, UNTRAINED) for run in runs]
+    # All except `base`, `base after itself` and `base of RUN`.
+    trained = {
+        run: len(agent_names) for run, agent_names in agents.items() if run.split()[0] != "base"
+    }
+    run_colours = colours_by_agents(trained)
+    return [run_colours.get(run, UNTRAINED) for run in runs]
 
 
 def colours_by_agents(agents: Mapping[str, int]) -> dict[str, Any]:
-    """A colour by name: PPO's for the first with one agent, CORY's for the first with several, else a further one.
+    """Assigns colours: PPO's to the first run with one agent, CORY's to the first with several, further ones to others.
 
-    `agents`: by name of a run or of a group of runs, how many it has.
+    Args:
+        agents: the number of agents, by the name of a run or group of runs.
     """
-    colour_of: dict[str, Any] = {}
+    assigned: dict[str, Any] = {}
     one = [name for name, count in agents.items() if count == 1]
     several = [name for name, count in agents.items() if count > 1]
     for names, colour in ((one, PPO), (several, CORY)):
-        colour_of |= dict.fromkeys(names[:1], colour)
-    others = [name for name in agents if name not in colour_of]
-    return colour_of | dict(zip(others, colours(2 + len(others))[2:], strict=True))
+        assigned |= dict.fromkeys(names[:1], colour)
+    others = [name for name in agents if name not in assigned]
+    return assigned | dict(zip(others, colours(2 + len(others))[2:], strict=True))
 
 
 def plot_bars(
@@ -65,12 +68,12 @@ def plot_bars(
     path: Path,
     row_colours: Sequence[Any],
 ) -> None:
-    """One panel per metric, four in a row, with one bar and its 95 % interval per row of the table.
+    """Draws one panel per metric, four side by side, with one bar and its 95 % interval per row of the table.
 
     Args:
-        rows: each with `name`, and for every metric its value and `METRIC_ci`, the half-width of its interval.
-        metrics: key to title.
-        row_colours: of each row.
+        rows: table rows with `name` and, for every metric, its value and `METRIC_ci`, its interval's half-width.
+        metrics: titles by metric.
+        row_colours: the colour of each row.
     """
     names = [textwrap.fill(row["name"], LABEL) for row in rows]
     across = min(PANELS, len(metrics))
@@ -110,12 +113,12 @@ def plot_pass_at_k(
     row_colours: Sequence[Any],
     over: str,
 ) -> None:
-    """pass@k over k, a line with its 95 % interval per model, as in the paper's Fig. 5.
+    """Draws pass@k over k, a line with 95 % intervals per model, as in the paper's Fig. 5.
 
     Args:
-        rows: each with `name`, and for every k `pass@k` and `pass@k_ci`, the half-width of its interval.
-        row_colours: of each row. Rows of one colour differ in their lines.
-        over: what the intervals are taken over, such as `seeds`.
+        rows: table rows with `name` and, for every k, `pass@k` and `pass@k_ci`, its interval's half-width.
+        row_colours: the colour of each row. Rows of one colour get different line styles.
+        over: the sampling unit of the intervals, such as `seeds`.
     """
     many = len(rows) > 4
     figure, axis = plt.subplots(
@@ -141,12 +144,12 @@ def plot_pass_at_k(
     axis.set_xscale("log", base=2)
     axis.set_xticks(ks, [str(k) for k in ks])
     axis.spines[["top", "right"]].set_visible(False)
-    beside: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
-    axis.legend(frameon=False, fontsize=8, **beside)
+    location: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)} if many else {}
+    axis.legend(frameon=False, fontsize=8, **location)
     save(figure, path)
 
 
 def _half_width(row: Mapping[str, Any], metric: str) -> float:
-    """Of a metric's interval; nan where it has none."""
+    """Returns the half-width of a metric's interval; nan if it has none."""
     half_width = row.get(f"{metric}_ci")
     return math.nan if half_width is None else half_width

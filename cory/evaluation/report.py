@@ -1,4 +1,4 @@
-"""An evaluation as one HTML file that opens from disk: its table, its figure and the texts side by side."""
+"""The report of an evaluation: one HTML file with its tables, figure and responses side by side."""
 
 import json
 import re
@@ -17,8 +17,8 @@ def write_evaluation_report(folder: Path) -> None:
 
 
 def evaluation_page(folder: Path) -> Page:
-    """The page of an evaluation that has ended, with each model's first response to the first `shown` queries."""
-    # Here, as importing matplotlib takes a while.
+    """Returns the page of a finished evaluation, with each model's first response to the first `shown` queries."""
+    # Imported late, as matplotlib takes a while to import.
     from cory.evaluation.plots import plot_evaluation
     from cory.run.plots import svg
 
@@ -59,5 +59,5 @@ def evaluation_page(folder: Path) -> Page:
 def row_labels(names: Sequence[str]) -> dict[str, str]:
     """Labels the rows of an evaluation: their names, with short labels for the runs (`short_labels`)."""
     run = re.compile(r"\S+(?=/agent_)")
-    labels = short_labels(found for name in names for found in run.findall(name))
+    labels = short_labels(run_name for name in names for run_name in run.findall(name))
     return {name: run.sub(lambda match: labels[match[0]], name) for name in names}

@@ -1,12 +1,12 @@
-"""Who answers: saved agents of runs, other models, and chains of them. Importing this does not import torch.
+"""Rows of an evaluation: the runs' agents, other models, and chains of them. Importing this does not import torch.
 
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
-  observer, so that a chain of two agents is compared with two calls of one; in longer chains as often as they have
-  roles. The agent of a run whose only role is none of the first run's chain answers once.
-* untrained, `base of B after base of A`: two agents of a run before training, where their bases differ. Else `base
-  after itself` is that chain.
+  observer. A chain of two agents is thus compared with two calls of one model; longer chains add a call per role. If
+  the agent's only role is not the first role of the task's chain, it answers once.
+* untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. Otherwise this
+  chain is `base after itself`.
 
 KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
 is loaded with its run's settings (chat template, quantization) and reads its run's prompts.
@@ -33,7 +33,7 @@ from cory.task_kinds import find_kind, run_config
 if TYPE_CHECKING:
     from cory.task import Task
 
-KL_COEF = 0.3  # eta of the combined reward where no run says it
+KL_COEF = 0.3  # eta of the combined reward if no run sets it
 
 
 # The agents of a run
@@ -43,9 +43,9 @@ class ModelSource(NamedTuple):
     """How a model is loaded (`load_agent` in cory/evaluation/answer.py).
 
     Args:
-        model: its settings.
-        adapter: the folder of an adapter on it, or None.
-        base: the model to which its KL is measured.
+        model: the model's settings.
+        adapter: the folder of an adapter on the model, or None.
+        base: the model to which KL is measured.
     """
 
     model: ModelConfig
@@ -54,11 +54,11 @@ class ModelSource(NamedTuple):
 
 
 def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict[str, ModelSource]:
-    """How a run's saved agents are loaded, by name. KL is to the model that an agent was trained from.
+    """Returns how a run's saved agents are loaded, by name. KL is to the model that an agent was trained from.
 
     Args:
-        config: the settings of the run.
-        changes: to the `model` block of each of them.
+        config: the run's settings.
+        changes: changes to each agent's `model` block.
     """
     sources = {}
     for name, folder in run_agents(run).items():
@@ -67,7 +67,7 @@ def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict
         if (folder / "adapter_config.json").exists():
             sources[name] = ModelSource(base, folder, base)
         else:
-            # Its weights were saved unquantized, whatever those of its base.
+            # Full weights are saved unquantized, even if the base was quantized.
             quantization = changes.get("quantization", "none")
             full_model = replace(base, name=str(folder), revision=None, quantization=quantization)
             if not config.is_trained(agent_index(folder.name)):
@@ -77,7 +77,7 @@ def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict
 
 
 def base_of_saved(model: ModelConfig) -> ModelConfig:
-    """The model from which an agent of an earlier run was trained there; any other model is its own base."""
+    """Returns the model from which an earlier run trained this agent; any other model is its own base."""
     folder = Path(model.name)
     run = folder.parent
     if not re.fullmatch(r"agent_\d+", folder.name) or not (run / "config.yaml").exists():
@@ -85,12 +85,12 @@ def base_of_saved(model: ModelConfig) -> ModelConfig:
     config = run_config(run)
     base = config.of_agent(agent_index(folder.name)).model
     base = replace(base, name=config.resolve(base.name), chat_template=model.chat_template)
-    # One that was frozen there, too, has the base that it has there.
+    # An agent that was frozen in that run, too, keeps the base that it had there.
     return base if config.is_trained(agent_index(folder.name)) else base_of_saved(base)
 
 
 def same_weights(one: ModelConfig, other: ModelConfig) -> bool:
-    """Whether two settings load the same weights: a chat template changes prompts alone."""
+    """Whether two settings load the same weights; a chat template changes only prompts."""
     return replace(one, chat_template=other.chat_template) == other
 
 
@@ -99,13 +99,13 @@ def same_weights(one: ModelConfig, other: ModelConfig) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """A model that answers: the query alone, or after it has read what the chain of another row has answered.
+    """A model that answers a query, either alone or after reading the responses of another row's chain.
 
     Args:
-        name: of the row.
+        name: the row's name.
         source: how the model is loaded.
-        task: with the prompts that it reads.
-        reads: the row of the role before; None: it is the first.
+        task: the task with the prompts that the model reads.
+        reads: the row of the previous role; None for the first role.
     """
 
     name: str
@@ -115,36 +115,36 @@ class Row:
 
     @property
     def earlier(self) -> list["Row"]:
-        """The rows of the roles before, the pioneer's first."""
+        """The rows of the earlier roles, starting with the pioneer's."""
         return [*self.reads.earlier, self.reads] if self.reads else []
 
     @property
     def role(self) -> int:
-        """The number of its role; 0 is the pioneer's."""
+        """The index of the row's role; the pioneer's is 0."""
         return len(self.earlier)
 
     def after(self, chain: "Row") -> "Row":
-        """The row of this model as the next role of a chain: RUN/agent_2 after agent_1."""
+        """Returns the row of this model as the next role of a chain: RUN/agent_2 after agent_1."""
         return replace(self, name=f"{self.name} after {chain.name.split('/')[-1]}", reads=chain)
 
     def after_itself(self) -> "Row":
-        """The row of the same model as the next role."""
+        """Returns the row of the same model as the next role."""
         return replace(self, name=f"{self.name} after itself", reads=self)
 
 
 @dataclass
 class Lineup:
-    """The rows of an evaluation, and what all of them have in common.
+    """The rows of an evaluation and the settings that they share.
 
     Args:
-        rows: those that are made, each after the one that it reads.
+        rows: the rows, each after the row that it reads.
         runs: the settings of the runs, by folder.
-        sampling: of all rows.
+        sampling: the sampling settings of all rows.
         kl_coef: eta of the combined reward.
-        team_sizes: how many responses a chain has that earns a team reward.
+        team_sizes: lengths of the chains that earn a team reward, in responses.
         notes: caveats about the numbers.
-        sampled_kl: whether a run penalizes the sampled KL, which then stands beside the full one.
-        date: that of the first run, which chat templates write that write the date; None: today's.
+        sampled_kl: whether to report the sampled KL beside the full one, as a run penalizes it.
+        date: the date shown by chat templates that print one: the first run's, or None for today.
     """
 
     rows: list[Row]
@@ -158,7 +158,7 @@ class Lineup:
 
 
 def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
-    """The rows that the settings name.
+    """Returns the rows that the settings name.
 
     Raises a UserError: a run cannot be read, or was trained with another model of the same name; two rows would have
     the same name; or `settings.only` is none of the runs.
@@ -172,8 +172,8 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         )
 
     for run, config in runs.items():
-        announce_prompts(run, config)  # they are loaded with the runs' tasks
-    # The first run decides on base, prompts, sampling and eta.
+        announce_prompts(run, config)  # loaded with the runs' tasks
+    # The first run sets base, prompts, sampling and eta.
     if runs:
         first_run, config = next(iter(runs.items()))
         model = config.of_agent(0).model
@@ -218,7 +218,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
     names = [row.name for row in rows]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"models: expected folders of different names, got two rows {twice!r}")
+        raise UserError(f"models: expected folders with different names, got two rows {twice!r}")
     if settings.only is not None:
         rows = [row for row in rows if row.name.startswith(f"{run_label(Path(settings.only))}/")]
     return Lineup(
@@ -226,7 +226,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         runs=runs,
         sampling=config.sampling.after_training(settings.sampling),
         kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
-        # Beside the runs' own chains, the longest: a single agent after itself earns what that chain does.
+        # A single agent after itself has the length of the longest chain and earns a team reward, too.
         team_sizes={longest, *roles},
         notes=notes,
         sampled_kl=any(config.ppo.kl_penalty == "kl" for config in runs.values()),
@@ -237,11 +237,11 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
 def _add_agents(
     solo: list[Row], run: Path, config: Config, task: "Task", settings: EvaluationConfig
 ) -> list[Row]:
-    """Adds the rows of a run's agents, which are returned, and of their bases that have no row yet."""
+    """Adds and returns the rows of a run's agents, and adds rows for bases that have none yet."""
     run_task = with_prompts_of(run, task, settings.task)
     agents = []
     for name, source in agent_sources(run, config, settings.model).items():
-        # Each agent's KL is to its own base, unless one is named for all.
+        # KL is to the agent's base, unless the settings name one for all.
         base = solo[0].source.base if settings.base else source.base
         if config.is_trained(agent_index(name)) and _row_of(base, solo) is None:
             solo.append(Row(f"base of {name}", ModelSource(base, None, base), run_task))
@@ -251,28 +251,28 @@ def _add_agents(
 
 
 def _row_of(model: ModelConfig, solo: Sequence[Row]) -> Row | None:
-    """The row of a model without an adapter; None if it has none."""
+    """Returns the row of a model without an adapter, or None."""
     rows = (row for row in solo if row.source.adapter is None)
     return next((row for row in rows if same_weights(row.source.model, model)), None)
 
 
 def _references(solo: Sequence[Row]) -> list[str]:
-    """Says to which model the KL of each row is, if that is not one model for all of them."""
+    """Returns a note on each row's KL reference if not all rows have the same one."""
     measured: dict[str, list[str]] = {}
     for row in solo:
         reference = _row_of(row.source.base, solo)
-        if reference is not row:  # else its KL is 0
+        if reference is not row:  # otherwise KL is 0
             model = "/".join(Path(row.source.base.name).parts[-2:])
             name = f"{reference.name} ({model})" if reference else model
             measured.setdefault(name, []).append(row.name)
     if len(measured) < 2:
         return []
     parts = [f"of {', '.join(names)} to {reference}" for reference, names in measured.items()]
-    return [f"KL and combined rewards are to different references: {'; '.join(parts)}"]
+    return [f"KL and combined rewards have different references: {'; '.join(parts)}"]
 
 
 def _untrained_chains(solo: Sequence[Row], agents: Sequence[Row], config: Config) -> list[Row]:
-    """Chains of two agents before training, in both orders, where both learn and their bases differ."""
+    """Chains of two agents before training, in both orders, if both learn and their bases differ."""
     rows = []
     trained = [agent for agent in agents if config.is_trained(agent_index(agent.name))]
     for pioneer, observer in itertools.permutations(trained, 2):
@@ -285,7 +285,7 @@ def _untrained_chains(solo: Sequence[Row], agents: Sequence[Row], config: Config
 
 
 def _chains(agents: Sequence[Row], config: Config) -> list[Row]:
-    """The chains of a run's agents: of each two in both orders, and one of all roles that begins with each agent."""
+    """Chains of a run's agents: each pair in both orders, and, for each agent, the full chain that it begins."""
     rows = [observer.after(pioneer) for pioneer, observer in itertools.permutations(agents, 2)]
     for start, pioneer in enumerate(agents):
         chain = pioneer
@@ -297,21 +297,22 @@ def _chains(agents: Sequence[Row], config: Config) -> list[Row]:
 
 
 def _after_itself(row: Row, calls: int) -> list[Row]:
-    """Chains in which a model holds all roles, up to so many calls."""
+    """Chains of up to `calls` calls in which one model holds all roles."""
     rows = [row]
     while len(rows) < calls:
         rows.append(rows[-1].after_itself())
     return rows[1:]
 
 
-# What a run has recorded
+# Prompts and rewards that a run has recorded
 
 
 def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Task":
-    """The task with the prompts and roles that a run has recorded, but for `changes` to its `task` block.
+    """Returns the task with the prompts and roles that a run has recorded.
 
-    Roles beyond those of the run stay the task's: what a single agent reads that answers after itself. A run whose role
-    is another than the task's first has no part in the task's chain.
+    Prompts that `changes` to the run's `task` block set stay the task's. So do roles that the run does not have: a
+    single agent reads them when it answers after itself. If the run's first role is not the task's first role, no
+    further roles are added.
     """
     config = run_config(run)
     templates = dict(read_settings(run)["fingerprint"]["prompts"])
@@ -323,7 +324,7 @@ def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Tas
     count = config.cory.num_roles
     further = task.prompts.roles[count:]
     if further and begins_as(task.prompts, prompts):
-        # Called as the task's roles are, as the further templates may name them.
+        # Named after the task's roles, as the further templates may refer to them.
         first = [
             replace(
                 prompts.settings(role), name=prompts.settings(role).name or task.prompts.name(role)
@@ -335,14 +336,14 @@ def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Tas
 
 
 def begins_as(chain: RolePrompts, prompts: RolePrompts) -> bool:
-    """Whether the first role of `prompts` is that of the chain: it has its name, or none of its own."""
+    """Whether `prompts` begins with the chain's first role: it has that role's name, or none."""
     return prompts.settings(0).name in (None, chain.name(0))
 
 
 def check_run(run: Path, config: Config, task: "Task") -> list[str]:
-    """Says if a run was trained on other rewards than those of `task`, or with other models in them.
+    """Returns notes on how the reward and prompts that a run was trained with differ from `task`.
 
-    Raises a UserError if it was trained with other models of the same names.
+    Raises a UserError if the run was trained with other models of the same names.
     """
     fingerprint = read_settings(run)["fingerprint"]
     models = fingerprint["models"]

@@ -1,4 +1,4 @@
-"""The table of an evaluation: a row of numbers per model and chain. Formulas are in docs/metrics.md."""
+"""The table of an evaluation: one row per model and chain. Formulas are in docs/metrics.md."""
 
 import math
 import statistics
@@ -12,13 +12,13 @@ from cory.metrics import TITLES, distinct_interval, mean_interval, pass_at_k
 from cory.rewards import measure_responses
 from cory.task import Task
 
-Records = Sequence[Mapping[str, Any]]  # of one model or chain, one for each query
+Records = Sequence[Mapping[str, Any]]  # the records of one model or chain, one per query
 
 SHOWN = (
     "task_reward",
     "team_reward",
     "chain_kl",
-    "chain_sampled_kl",  # where a run penalizes it
+    "chain_sampled_kl",  # if a run penalizes it
     "combined_reward",
     "distinct_1",
     "distinct_2",
@@ -26,26 +26,26 @@ SHOWN = (
     "perplexity",
 )
 SHOWN_WITH_PASSES = ("team_reward", "tokens", "chain_kl")  # besides pass@k
-# What a query costs, where there are chains.
+# The cost of a query, shown if the evaluation has chains.
 COSTS = ("calls", "tokens_read", "tokens_written", "chain_kl", "kl")
 
 
 def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
-    """The metrics of the table and their titles: pass@k where it is asked for, else reward, KL and diversity."""
-    of_task = {name: name for name in [*task.reward_metrics, *task.metrics]}
+    """Returns the table's metrics and their titles: pass@k if requested, otherwise reward, KL and diversity."""
+    task_titles = {name: name for name in [*task.reward_metrics, *task.metrics]}
     if settings.ks:
         passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
         if settings.greedy:
             passes["greedy"] = "greedy"
-        return passes | _titled(SHOWN_WITH_PASSES) | of_task
+        return passes | _titled(SHOWN_WITH_PASSES) | task_titles
     shown = [*SHOWN, "best_of_2"] if settings.samples > 1 else [*SHOWN]
-    if not task.rewards:  # the team's is the only one
+    if not task.rewards:  # the team reward is the only one
         shown = [metric for metric in shown if metric not in ("task_reward", "best_of_2")]
-    return _titled(shown) | of_task
+    return _titled(shown) | task_titles
 
 
 def cost_titles() -> dict[str, str]:
-    """The metrics of the table of costs, and their titles."""
+    """Returns the metrics of the cost table and their titles."""
     return _titled(COSTS)
 
 
@@ -60,42 +60,44 @@ def table_rows(
     settings: EvaluationConfig,
     kl_coef: float,
 ) -> list[dict[str, Any]]:
-    """A row per model: each number of docs/metrics.md with `NAME_ci`, the half-width of its 95 % interval.
+    """Returns one row per model: the metrics of docs/metrics.md, each with `NAME_ci`, its 95 % interval's half-width.
 
-    Intervals cluster by the query (`row_keys`). `NAME_ci` is None over a single query, and where the interval would
+    Intervals cluster by query (`row_keys`). `NAME_ci` is None for a single query, and if the interval would
     reach below 0 although no value does.
 
     Args:
-        records: by model, one for each query.
-        columns: of the queries, `prompt` among them.
+        records: records by model, one per query.
+        columns: the queries' columns, including `prompt`.
     """
     queries = row_keys(columns)
     rows = []
-    for name, of_model in records.items():
-        chain = chain_of(records, of_model)
+    for name, model_records in records.items():
+        chain = chain_of(records, model_records)
         row: dict[str, Any] = {"name": name, "calls": len(chain)}
         values = {
             **_values_by_query(chain, task, settings, kl_coef),
-            **_values_of_votes(of_model, task, settings),
-            **_values_of_task(of_model, columns, task),
+            **_values_of_votes(model_records, task, settings),
+            **_values_of_task(model_records, columns, task),
         }
         for metric, by_query in values.items():
-            # One that applies to none of a query's responses has no value there.
+            # A metric that applies to none of a query's responses is nan there.
             applies = [index for index, value in enumerate(by_query) if not math.isnan(value)]
             if applies:
                 numbers = [by_query[index] for index in applies]
                 clusters = [queries[index] for index in applies]
                 row[metric], row[f"{metric}_ci"] = mean_interval(numbers, clusters)
 
-        nats_per_token = [sum(record["base_nll"]) / sum(record["tokens"]) for record in of_model]
+        nats_per_token = [
+            sum(record["base_nll"]) / sum(record["tokens"]) for record in model_records
+        ]
         nats, half_width = mean_interval(nats_per_token, queries)
         row["perplexity"] = math.exp(nats)
         row["perplexity_ci"] = None if half_width is None else math.exp(nats) * half_width
 
-        completions = [text for record in of_model for text in record["completions"]]
+        completions = [text for record in model_records for text in record["completions"]]
         text_clusters = [
             query
-            for query, record in zip(queries, of_model, strict=True)
+            for query, record in zip(queries, model_records, strict=True)
             for _ in record["completions"]
         ]
         for n in (1, 2):
@@ -103,7 +105,7 @@ def table_rows(
                 completions, n, text_clusters
             )
 
-        # The queries are too few for an interval that leaves the metric's range.
+        # An interval that leaves the metric's range comes from too few queries.
         unsigned = [
             metric
             for metric, by_query in values.items()
@@ -117,13 +119,14 @@ def table_rows(
     return rows
 
 
-def chain_of(records: Mapping[str, Records], of_model: Records) -> list[Records]:
-    """The records of all calls that a row's responses take, the last call first.
+def chain_of(records: Mapping[str, Records], row_records: Records) -> list[Records]:
+    """Returns the records of all calls behind a row's responses, the last call first.
 
     Args:
-        records: by model. of_model: those of the row.
+        records: records by model.
+        row_records: the row's records.
     """
-    chain = [of_model]
+    chain = [row_records]
     while chain[-1][0].get("read") in records:
         chain.append(records[chain[-1][0]["read"]])
     return chain
@@ -132,64 +135,65 @@ def chain_of(records: Mapping[str, Records], of_model: Records) -> list[Records]
 def _values_by_query(
     chain: Sequence[Records], task: Task, settings: EvaluationConfig, kl_coef: float
 ) -> dict[str, list[float]]:
-    """By metric, one value for each query: the mean over its samples. `chain`: see `chain_of`."""
+    """Returns each metric's values, one per query: the mean over its samples. `chain`: see `chain_of`."""
     mean = statistics.fmean
-    of_model = chain[0]
-    task_rewards = [mean(record["rewards"]) for record in of_model]
+    last_call = chain[0]
+    task_rewards = [mean(record["rewards"]) for record in last_call]
     chain_kl = _summed(chain, "kl")
     earned = task_rewards
     values = {
         "task_reward": task_rewards,
-        "kl": [mean(record["kl"]) for record in of_model],
+        "kl": [mean(record["kl"]) for record in last_call],
         "chain_kl": chain_kl,
-        "tokens": [mean(record["tokens"]) for record in of_model],
+        "tokens": [mean(record["tokens"]) for record in last_call],
         "tokens_read": _summed(chain, "prompt_tokens"),
         "tokens_written": _summed(chain, "tokens"),
     }
-    if "sampled_kl" in of_model[0]:
+    if "sampled_kl" in last_call[0]:
         values["chain_sampled_kl"] = _summed(chain, "sampled_kl")
-    has_team_reward = "team_rewards" in of_model[0]
+    has_team_reward = "team_rewards" in last_call[0]
     if has_team_reward:
-        team_rewards = [mean(record["team_rewards"]) for record in of_model]
+        team_rewards = [mean(record["team_rewards"]) for record in last_call]
         values["team_reward"] = team_rewards
         earned = [
-            reward + of_team for reward, of_team in zip(task_rewards, team_rewards, strict=True)
+            task_reward + team_reward
+            for task_reward, team_reward in zip(task_rewards, team_rewards, strict=True)
         ]
-    # Without the team reward that the task has, it would stand beside combined rewards that count one.
+    # A combined reward without the task's team reward would not compare with rows that include it.
     if has_team_reward or task.team is None:
         values["combined_reward"] = [
             reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)
         ]
     if settings.samples > 1:
-        values["best_of_2"] = [best_of_2(record["rewards"]) for record in of_model]
-    if all(reward in (0, 1) for record in of_model for reward in record["rewards"]):
+        values["best_of_2"] = [best_of_2(record["rewards"]) for record in last_call]
+    if all(reward in (0, 1) for record in last_call for reward in record["rewards"]):
         for k in settings.ks:
             values[f"pass@{k}"] = [
                 pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k)
-                for record in of_model
+                for record in last_call
             ]
     if settings.greedy:
-        values["greedy"] = [record["greedy_reward"] for record in of_model]
+        values["greedy"] = [record["greedy_reward"] for record in last_call]
     if len(chain) > 1:
         values["copied"] = [
             mean(
                 float(text.strip() == read_text.strip())
                 for text, read_text in zip(record["completions"], read["completions"], strict=True)
             )
-            for record, read in zip(of_model, chain[1], strict=True)
+            for record, read in zip(last_call, chain[1], strict=True)
         ]
     return values
 
 
 def _summed(chain: Sequence[Records], key: str) -> list[float]:
-    """For each query, the sum over all calls of the mean over samples."""
+    """Returns, per query, the mean over samples summed over all calls."""
     return [
         sum(statistics.fmean(record[key]) for record in calls) for calls in zip(*chain, strict=True)
     ]
 
 
 def best_of_2(rewards: Sequence[float]) -> float:
-    """Mean of the larger reward over all pairs: the expected reward of the better of two responses.
+    """Expected reward of the better of two responses: the larger reward, averaged over all pairs.
 
     >>> best_of_2([1.0, 2.0, 0.0])
     1.6666666666666667
@@ -199,26 +203,27 @@ def best_of_2(rewards: Sequence[float]) -> float:
 
 
 def _values_of_votes(
-    of_model: Records, task: Task, settings: EvaluationConfig
+    records: Records, task: Task, settings: EvaluationConfig
 ) -> dict[str, list[float]]:
-    """For each k above 1, what each query earns by a vote of k responses."""
+    """Returns, for each k above 1, each query's reward by a majority vote of k responses."""
     ks = [k for k in settings.ks if k > 1]
     if not ks or task.extract is None:
         return {}
-    answers = [[task.extract(text) for text in record["completions"]] for record in of_model]
+    answers = [[task.extract(text) for text in record["completions"]] for record in records]
     return {
         f"maj@{k}": [
-            majority_at_k(of_query, record["rewards"], k)
-            for of_query, record in zip(answers, of_model, strict=True)
+            majority_at_k(query_answers, record["rewards"], k)
+            for query_answers, record in zip(answers, records, strict=True)
         ]
         for k in ks
     }
 
 
 def majority(answers: Sequence[Hashable | None]) -> int:
-    """The index of the response that a vote chooses: the first that gives the most frequent answer.
+    """Returns the index of the response chosen by a vote: the first one with the most frequent answer.
 
-    Ties go to the answer that comes first. None is no answer and no vote; without any vote the first response counts.
+    Ties go to the answer that comes first. None means no answer and casts no vote. Without any vote, the first
+    response is chosen.
 
     >>> majority(["7", None, "5", "5"]), majority(["7", "5"]), majority([None, None])
     (2, 0, 0)
@@ -226,14 +231,14 @@ def majority(answers: Sequence[Hashable | None]) -> int:
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
         return 0
-    winner, _ = votes.most_common(1)[0]  # of equally many votes, the answer that was counted first
+    winner, _ = votes.most_common(1)[0]  # a tie goes to the answer that was counted first
     return answers.index(winner)
 
 
 def majority_at_k(answers: Sequence[Hashable | None], rewards: Sequence[float], k: int) -> float:
-    """Mean reward of the response that a vote of k chooses, over the groups of k responses, one after the other.
+    """Mean reward of the responses chosen by votes of k, over consecutive groups of k responses.
 
-    Responses that do not fill a last group are left out.
+    Responses that do not fill the last group are left out.
 
     >>> majority_at_k(["7", "5", "5", "3", "8", "8"], [0.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3)
     0.5
@@ -245,30 +250,30 @@ def majority_at_k(answers: Sequence[Hashable | None], rewards: Sequence[float], 
 
 
 def _values_of_task(
-    of_model: Records, columns: Mapping[str, Sequence[Any]], task: Task
+    records: Records, columns: Mapping[str, Sequence[Any]], task: Task
 ) -> dict[str, list[float]]:
-    """By metric of the task, and by reward function where there are several, a value for each query.
+    """Returns the values of the task's metrics, and of its reward functions if it has several, one per query.
 
-    That is the mean over the samples to which it applies, nan where it applies to none.
+    A value is the mean over the samples to which the metric applies; nan if it applies to none.
     """
     values: dict[str, list[float]] = {}
-    for name in of_model[0].get("rewards_by_function", {}):
+    for name in records[0].get("rewards_by_function", {}):
         values[f"reward_{name}"] = [
-            _mean(record["rewards_by_function"][name]) for record in of_model
+            _mean(record["rewards_by_function"][name]) for record in records
         ]
     if not task.metrics:
         return values
 
-    # All responses of the model at once, query by query.
-    samples = len(of_model[0]["completions"])
+    # Metrics measure all responses of the model in one call, query by query.
+    samples = len(records[0]["completions"])
     repeated = {
         name: [value for value in column for _ in range(samples)]
         for name, column in columns.items()
     }
     prompts = repeated.pop("prompt")
-    repeated["role"] = [record["role"] for record in of_model for _ in range(samples)]
-    completions = [text for record in of_model for text in record["completions"]]
-    rewards = [reward for record in of_model for reward in record["rewards"]]
+    repeated["role"] = [record["role"] for record in records for _ in range(samples)]
+    completions = [text for record in records for text in record["completions"]]
+    rewards = [reward for record in records for reward in record["rewards"]]
     for name, numbers in measure_responses(
         task.metrics, prompts, completions, rewards, repeated
     ).items():
@@ -279,6 +284,6 @@ def _values_of_task(
 
 
 def _mean(values: Sequence[float | None]) -> float:
-    """The mean of those that apply; nan if none does."""
+    """Returns the mean of the values that apply; nan if none does."""
     numbers = [value for value in values if value is not None and not math.isnan(value)]
     return statistics.fmean(numbers) if numbers else math.nan

@@ -1,1 +1,1 @@
-"""The folder of a run: its files, its checkpoints, and how it continues."""
+"""A run's folder: its files, checkpoints and callbacks, and how it continues."""

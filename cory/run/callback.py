@@ -1,4 +1,4 @@
-"""What watches a run: the base class of callbacks, and what they see of the trainer."""
+"""The base class of callbacks, and the part of the trainer that they see."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from cory.task import Task
 
 @dataclass
 class RunState:
-    """How far a run is.
+    """Progress of a run.
 
     Args:
-        iteration: the next one, from 0.
-        stopped_by: the guard that has ended the run, such as `guards.patience`, or "a callback"; None: nothing has.
+        iteration: the next iteration, from 0.
+        stopped_by: the guard that has ended the run, such as `guards.patience`, or "a callback"; None if nothing has.
     """
 
     iteration: int = 0
@@ -31,7 +31,7 @@ class RunState:
 
 
 class Trainer(Protocol):
-    """What callbacks see of `CoryTrainer`, which describes it."""
+    """The interface of `CoryTrainer` that callbacks see; see there for its attributes."""
 
     config: Config
     agents: list[Agent]
@@ -47,42 +47,43 @@ class Trainer(Protocol):
 
 
 class Callback:
-    """Code at fixed points of a run. Override what you need and pass it to `CoryTrainer(..., callbacks=[...])`.
+    """Runs code at fixed points of a run.
 
-    All methods are called in every process. `trainer` has the run's `config`, `agents`, `task`,
-    `schedule` and, while it trains, `run`. `trainer.should_stop = True`, in any process, saves the
-    state and ends the run after the current iteration.
+    Override the methods you need and pass an instance to `CoryTrainer(..., callbacks=[...])`. All methods are called in
+    every process. `trainer` has the run's `config`, `agents`, `task`, `schedule` and, while it trains, `run`. Setting
+    `trainer.should_stop = True` in any process saves the state and ends the run after the current iteration.
 
-    An error that a method raises ends the run, with its traceback, the newest checkpoint and the command that continues
+    An error raised by a method ends the run. Its message names the newest checkpoint and the command that continues
     from there.
     """
 
     def on_train_begin(self, trainer: Trainer, run: Run) -> None:
-        """Before the first iteration, also of a resumed run. `run.folder` is the run's folder."""
+        """Called before the first iteration, also when a run is resumed. `run.folder` is the run's folder."""
 
     def on_iteration_begin(self, trainer: Trainer, k: int) -> None:
-        """Before iteration `k`, from 0. `trainer.schedule.order(k)` says which agent has which role."""
+        """Called before iteration `k`, from 0. `trainer.schedule.order(k)` says which agent has which role."""
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        """After an iteration, before its lines are written: what is added to one of `iteration.records`, a record per
-        role (docs/metrics.md), stands in metrics.jsonl.
+        """Called after an iteration, before its lines are written.
+
+        `iteration.records` holds one record per role (docs/metrics.md); keys added to a record go to metrics.jsonl.
         """
 
     def on_train_end(self, trainer: Trainer, run: Run) -> None:
-        """After the last iteration, when agents, summary and report are saved; not after a failure or a signal."""
+        """Called after the last iteration, when agents, summary and report are saved; not after a failure or signal."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint saves of the callback: values that JSON has."""
+        """Returns the callback's state for a checkpoint, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes over what `state_dict` returned, when a run continues; called before `on_train_begin`."""
+        """Loads what `state_dict` returned when a run continues; called before `on_train_begin`."""
 
 
 def load_callbacks(names: list[str] | str) -> list[Callback]:
-    """An object of each class that settings name: `callbacks: FILE.py:NAME`.
+    """Makes an object of each class that the settings name: `callbacks: FILE.py:NAME`.
 
-    Raises a UserError: a file is missing or fails, or it defines no such class, or one that is no
+    Raises a UserError: a file is missing or fails, or it defines no such class, or the class is not a
     callback.
     """
     callbacks = []

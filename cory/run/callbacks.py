@@ -1,4 +1,4 @@
-"""The callbacks of every run. The loop in `cory/trainer.py` does not know what they do."""
+"""The callbacks of every run. The loop in `cory/trainer.py` does not know them individually."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ from cory.run.tables import (
 from cory.settings import yaml_text
 from cory.streams import Purpose
 
-# Of the progress bar; leaves a line of 80 for two agents.
+# Format of the progress bar; short enough for two agents on a line of 80 characters.
 LAYOUT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
-LINES = 10  # about so many are printed where there is no terminal, besides the first
+LINES = 10  # approximate number of progress lines without a terminal, besides the first
 
 
 class Samples(Callback):
     """Responses to a few fixed queries before and after training, in summary.json."""
 
     def __init__(self) -> None:
-        self.before: dict[str, list[dict[str, Any]]] = {}  # training, see `fixed_samples`
+        self.before: dict[str, list[dict[str, Any]]] = {}  # `fixed_samples` before training
 
     def state_dict(self) -> dict[str, Any]:
         return self.before
@@ -60,15 +60,15 @@ class Samples(Callback):
 
 
 def fixed_samples(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
-    """Responses to a few fixed queries: each agent's, solo, and as `chain` those of the run's first chain.
+    """Samples responses to a few fixed queries: each agent solo, and, under `chain`, the run's first chain.
 
-    Solo an agent reads the first role's prompt. Where the roles are fixed and have prompts of their own, the agents of
-    later roles never learn to answer that, and have no solo responses.
+    A solo agent reads the first role's prompt. If roles are fixed and have their own prompts, the agents of later
+    roles never train on that prompt, so they have no solo responses.
     """
     config = trainer.config
     size = trainer.task.rows_per_query(config.branches)
     queries = min(NUM_QUERIES, len(trainer.task.dataset) // size)
-    rows = [query * size + query % size for query in range(queries)]  # one of each query
+    rows = [query * size + query % size for query in range(queries)]  # one row per query
     batch = Batch(trainer.task.dataset[rows], config.sampling.max_new_tokens)
 
     first_chain = trainer.chain(0)
@@ -82,13 +82,13 @@ def fixed_samples(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
 
     samples = {}
     for name, chain in chains.items():
-        # All processes answer all of these queries, so they draw the same random numbers.
+        # All ranks answer all of these queries, so they draw the same random numbers.
         num_roles = len(chain.agents)
         generators = role_generators(config.seed, Purpose.SAMPLES, num_roles)
-        whole = num_roles == config.cory.num_roles  # else it has no team reward
+        is_full_chain = num_roles == config.cory.num_roles  # only a full chain earns a team reward
         rollouts = chain.roll_out(batch, generators)
         scores = score_rollouts(trainer.task.reward, batch, rollouts)
-        task_rewards = [of_role.total for of_role in scores]
+        task_rewards = [role_scores.total for role_scores in scores]
         samples[name] = describe(
             chain.agents,
             batch.columns,
@@ -96,14 +96,15 @@ def fixed_samples(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
             task_rewards,
             slice(None),
             trainer.task.columns_read(),
-            score_team(trainer.task.team, batch, rollouts) if whole else None,
+            score_team(trainer.task.team, batch, rollouts) if is_full_chain else None,
         )
     return samples
 
 
 class Guards(Callback):
-    """Prints what a flag means when it is raised for the first time, and ends the run when a role's KL to the reference
-    exceeds `guards.stop_at_kl`, in nats per response.
+    """Explains each flag when it is first raised, and ends runs whose KL grows too large.
+
+    A run ends when a role's KL to the reference exceeds `guards.stop_at_kl`, in nats per response.
     """
 
     def __init__(self) -> None:
@@ -128,18 +129,17 @@ class Guards(Callback):
 
 
 class EarlyStopping(Callback):
-    """Ends a run after `guards.patience` held-out evaluations without a better reward: the task reward, mean over the
-    roles, plus the team reward, if there is one.
+    """Ends a run after `guards.patience` held-out evaluations without a better reward.
 
-    Whenever that reward is the best so far, the agents are saved in RUN/best. That before training is the first.
+    The reward is the task reward, averaged over roles, plus any team reward. Whenever it is the best so far, the agents
+    are saved in RUN/best; the evaluation before training is the first candidate.
 
     Args:
-        held_out: has measured it.
+        held_out: the callback that measures the reward.
 
     Attributes:
-        best: the evaluation with the largest reward so far: `iterations`, and its rewards by name; empty before the
-            first one.
-        waited: evaluations since then.
+        best: the best evaluation so far: `iterations` and rewards by name; empty before the first evaluation.
+        waited: number of evaluations since the best one.
     """
 
     def __init__(self, held_out: HeldOut) -> None:
@@ -159,7 +159,7 @@ class EarlyStopping(Callback):
             self._keep(trainer)
 
     def _keep(self, trainer: Trainer) -> None:
-        """Saves the agents and their newest rewards as the best."""
+        """Saves the agents and their latest rewards as the best."""
         self.best = {"iterations": trainer.state.iteration, **self.held_out.latest}
         self.waited = 0
         save_agents(trainer.run, trainer.agents, BEST, self.best)
@@ -189,11 +189,10 @@ class EarlyStopping(Callback):
 
 
 class Progress(Callback):
-    """Shows each agent's role, reward (task reward plus team reward) and KL, and the newest held-out reward, mean over
-    the roles.
+    """Shows each agent's role, reward (task plus team) and KL, and the latest held-out reward, averaged over roles.
 
     Args:
-        held_out: has measured it.
+        held_out: the callback that measures the held-out reward.
     """
 
     bar: tqdm
@@ -217,7 +216,7 @@ class Progress(Callback):
             return
         text = progress_line(iteration.records)
         if self.held_out.latest:
-            # In the first line the reward before training, to which later ones compare.
+            # The first line shows the reward before training, for later ones to compare with.
             before = list(self.held_out.before.values()) if iteration.index == 0 else []
             rewards = held_out_rewards(before) if before else self.held_out.latest
             measured_at = 0 if before else self.held_out.measured_at
@@ -239,8 +238,9 @@ class Progress(Callback):
 
 
 def progress_line(records: Sequence[Mapping[str, Any]]) -> str:
-    """One line on an iteration: each agent's name, role, task reward plus team reward, and KL; for more
-    than two roles, their means.
+    """Formats an iteration as one line: each agent's name, role, task plus team reward, and KL.
+
+    With more than two roles, the line shows means over roles.
     """
     rewards = [record["task_reward"] + record.get("team_reward", 0.0) for record in records]
     if len(records) > 2:
@@ -253,12 +253,13 @@ def progress_line(records: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Results(Callback):
-    """Saves frozen agents at the beginning, the others, curves, summary and report at the end, and
-    prints the results.
+    """Saves and prints the results of a run.
+
+    Frozen agents are saved at the beginning; trained agents, curves, summary and report at the end.
     """
 
     def on_train_begin(self, trainer: Trainer, run: Run) -> None:
-        # A run that is continued has them already, and they do not change.
+        # A resumed run has its frozen agents already.
         if not run.resumed:
             save_agents(run, [agent for agent in trainer.agents if not agent.is_trained])
 
@@ -277,7 +278,7 @@ class Results(Callback):
             "agents": means,
             **run.summary,
         }
-        # Of a run that is extended: without a summary, it is not taken for finished while only some agents are new.
+        # Deletes the old summary first, so that a crash while saving cannot look finished.
         if run.writes:
             (run.folder / SUMMARY).unlink(missing_ok=True)
         save_agents(run, [agent for agent in trainer.agents if agent.is_trained])
@@ -311,11 +312,11 @@ def save_agents(
     subfolder: str = "",
     summary: Mapping[str, Any] | None = None,
 ) -> None:
-    """Saves agents in the run's folder, or one in it, in the place of those before. All processes must call this.
+    """Saves agents in the run's folder or a subfolder, replacing earlier ones. All processes must call this.
 
-    With a `summary`, the subfolder is read as a run's: it has the settings, too.
+    With a `summary`, the subfolder also gets the settings, so that it can be read as a run.
     """
-    # The others only help to put sharded agents together.
+    # The main process writes; the others only help to gather sharded weights.
     with filled(run.folder) if run.writes else nullcontext(run.folder) as unfinished:
         for agent in agents:
             agent.save(unfinished / subfolder / agent.name)
@@ -326,8 +327,10 @@ def save_agents(
 
 def _draw_curves(run: Run, first_role: str, note: str) -> None:
     try:
-        from cory.run.plots import plot_curves  # here, as importing matplotlib takes a while
+        from cory.run.plots import plot_curves  # imported late, as matplotlib is slow to import
 
         plot_curves(run.history, run.folder / "curves.png", first_role, note)
     except Exception as error:
-        warnings.warn(f"curves.png could not be drawn ({error}); all else is saved", stacklevel=2)
+        warnings.warn(
+            f"curves.png could not be drawn ({error}); everything else is saved", stacklevel=2
+        )

@@ -26,18 +26,18 @@ def model_card(
     iterations: int,
     repository: str | None = None,
 ) -> str:
-    """A README.md for saved agents. It names no path of this machine; texts in it act neither as Markdown nor as HTML.
+    """Returns a README.md for saved agents. It names no local path, and its texts are escaped for Markdown and HTML.
 
     Args:
-        agents: their folders, by name.
+        agents: the agents' folders, by name.
         config: the run's settings.
-        fingerprint: of the run's config.yaml.
-        iterations: that were done.
-        repository: user/name, whose subfolders the agents are. None: the card is for the folder of a single agent.
+        fingerprint: the fingerprint in the run's config.yaml.
+        iterations: the number of iterations trained.
+        repository: user/name of a repository with the agents in subfolders. None: a card for a single agent's folder.
     """
     has_adapter = any(map(is_adapter, agents.values()))
     origins = []
-    on_hub: dict[str, None] = {}  # each once
+    on_hub: dict[str, None] = {}  # an ordered set
     for agent in agents:
         base, is_folder = base_of(agent, config)
         how = "trained from" if config.is_trained(agent_index(agent)) else "not trained, a copy of"
@@ -63,12 +63,13 @@ def model_card(
     rewards = [fingerprint[key] for key in ("reward", "team_reward") if fingerprint.get(key)]
     task += f", reward {markdown(' and '.join(rewards))}"
 
-    prompts = RolePrompts(roles=tuple(config.roles))  # for the names: no file of theirs is run
-    of_task = fingerprint.get("prompts") or {}
+    prompts = RolePrompts(roles=tuple(config.roles))  # for the names; runs no prompt files
+    task_templates = fingerprint.get("prompts") or {}
     templates = {}
     for role in range(config.cory.num_roles):
-        read = role if config.cory.knowledge_transfer else 0
-        template = prompts.settings(read).prompt or of_task.get("observer" if read else "pioneer")
+        prompt_role = role if config.cory.knowledge_transfer else 0
+        default = task_templates.get("observer" if prompt_role else "pioneer")
+        template = prompts.settings(prompt_role).prompt or default
         templates[prompts.name(role)] = template or "a function"
 
     code = ["from peft import PeftModel"] if has_adapter else []
@@ -83,7 +84,7 @@ def model_card(
         "## Load",
         "\n".join(["```python", *code, "```"]),
         "## Prompts of the roles",
-        # Indented code, as no text in it ends it.
+        # Indented code cannot be ended by text inside it, unlike a fenced block.
         textwrap.indent(printable(yaml_text(templates)), "    "),
     ]
     text = "\n\n".join(parts)
@@ -91,7 +92,7 @@ def model_card(
 
 
 def base_of(agent: str, config: Config) -> tuple[str, bool]:
-    """The model that an agent started from: a Hub id, or the name of a local folder; and whether it is the latter."""
+    """Returns the model that an agent started from, as a Hub id or local folder's name, and whether it is a folder."""
     name = config.of_agent(agent_index(agent)).model.name
     is_folder = is_local(name) or Path(config.resolve(name)).is_dir()
     return Path(name).name if is_folder else name, is_folder
@@ -102,7 +103,7 @@ def is_adapter(agent: Path) -> bool:
 
 
 def _loading(agent: str, folder: Path, config: Config, repository: str | None) -> list[str]:
-    """Lines of Python that load an agent and its tokenizer."""
+    """Returns lines of Python that load an agent and its tokenizer."""
     where = f'"{repository}", subfolder="{agent}"' if repository else f'"path/to/{agent}"'
     tokenizer = f"{agent.replace('agent', 'tokenizer')} = AutoTokenizer.from_pretrained({where})"
     if not is_adapter(folder):

@@ -1,10 +1,11 @@
-"""How a run is saved and continued. What has its name is whole: everything is written beside it and renamed.
+"""Saves and continues runs.
 
     RUN/checkpoints/iter-000090/     the state before iteration 90, counted from 0
         state.json                   a `Checkpoint`
-        agent_1.safetensors, ...     of each trained agent weights, value head, the optimizer's state
+        agent_1.safetensors, ...     each trained agent's weights, value head and optimizer state
 
-Random numbers need no file, as those of an iteration derive from its number (`cory/streams.py`).
+Checkpoints are written under a temporary name and renamed; one with its final name is complete. The state of random
+number generators is not saved, as an iteration's random numbers derive from its index (`cory/streams.py`).
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ from cory.run.settings import differences, read_settings
 from cory.settings import yaml_text
 from cory.task import Task
 
-CALLBACK = "a callback"  # that has ended a run early, in the place of a guard's name
-# What has changed where a hash differs; braces stand for other entries of the fingerprint.
+CALLBACK = "a callback"  # `stopped_by` of a run that a callback ended, in place of a guard's name
+# Descriptions of what changed if a hash differs; braces stand for other entries of the fingerprint.
 HASHED = {
     "fingerprint.reward_sha256": "the file of the reward {reward}",
     "fingerprint.team_reward_sha256": "the file of the team reward {team_reward}",
@@ -60,16 +61,16 @@ HASHED = {
 
 @dataclass
 class Checkpoint:
-    """What state.json holds: the state of a run between two iterations, besides its agents' tensors.
+    """The contents of state.json: a run's state between two iterations, except its agents' tensors.
 
     Args:
-        iteration, stopped_by: those of `RunState`.
-        processes: how many the run has.
+        iteration, stopped_by: see `RunState`.
+        processes: the run's number of processes.
         settings: the contents of config.yaml: settings, the task's fingerprint, versions.
-        agents: by name, the numbers of its learner.
-        callbacks: their states, in their order.
-        lengths: bytes of the run's .jsonl files that count, by name. Later lines are of iterations that are computed
-            again.
+        agents: the scalar state of each agent's learner, by agent name.
+        callbacks: the callbacks' states, in order.
+        lengths: the number of valid bytes in each of the run's .jsonl files, by name. Later lines belong to iterations
+            that will be computed again.
     """
 
     iteration: NonNegativeInt
@@ -82,7 +83,7 @@ class Checkpoint:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """The checkpoints of a run, the newest one last."""
+    """Returns a run's checkpoints, the newest last."""
     paths = [path for path in (run / "checkpoints").glob("iter-*") if path.name[5:].isdigit()]
     return sorted(paths, key=lambda path: int(path.name[5:]))
 
@@ -90,7 +91,7 @@ def checkpoints(run: Path) -> list[Path]:
 def save(
     run: Run, state: RunState, agents: Sequence[Agent], callbacks: Sequence[Callback], keep: int
 ) -> None:
-    """Writes a checkpoint, and removes all but the newest `keep`. All processes must call this."""
+    """Writes a checkpoint and removes all but the newest `keep`. All processes must call this."""
     folder = run.folder / "checkpoints"
     target = folder / f"iter-{state.iteration:06d}"
     if run.writes:
@@ -106,7 +107,7 @@ def save(
     if not run.writes:
         return
 
-    # Lines are on the disk before their bytes count.
+    # Flush lines to the disk before counting their bytes.
     lengths = {}
     for file in run.folder.glob("*.jsonl"):
         flush(file)
@@ -128,7 +129,7 @@ def save(
     flush(folder)
 
     for old in checkpoints(run.folder)[:-keep]:
-        os.replace(old, unfinished)  # a kill while it is deleted leaves none that looks whole
+        os.replace(old, unfinished)  # a kill during deletion must not leave a partial checkpoint
         shutil.rmtree(unfinished)
 
 
@@ -141,23 +142,23 @@ def open_run(
     callbacks: Sequence[Callback],
     state: RunState,
 ) -> Iterator[Run]:
-    """A new run, or the one that `config.resume` names, whose state is loaded into agents, callbacks and `state`.
+    """Opens a new run, or the one that `config.resume` names, and loads its state into agents, callbacks and `state`.
 
-    No other process can write its folder until the block ends. An error of the block gets a note that names the newest
-    checkpoint and the command that continues from there.
+    The run's folder is locked against other processes until the block ends. An error in the block gets a note with the
+    newest checkpoint and the command that continues from there.
 
     Raises a UserError: the run cannot be continued with these settings, or its folder cannot be written.
     """
     record = run_record(config, fingerprint)
     with ExitStack() as lock:
-        # The main process looks, and the others follow it.
-        found = None
+        # The main process reads the folder and broadcasts what it found.
+        status = None
         if distributed.is_main():
             folder = _folder(config, name)
             lock.enter_context(locked(folder))
             saved = _saved(folder, config, record)
-            found = folder, saved, saved is not None and _has_ended(folder, saved, config)
-        folder, saved, has_ended = distributed.broadcast_object(found)
+            status = folder, saved, saved is not None and _has_ended(folder, saved, config)
+        folder, saved, has_ended = distributed.broadcast_object(status)
 
         if not has_ended:
             if saved is not None:
@@ -182,7 +183,7 @@ def open_run(
 
 
 def fingerprint(config: Config, task: Task, held_out: Dataset | None) -> dict[str, Any]:
-    """What the settings do not capture: reward, prompts and data of the task, and the models behind their names."""
+    """Identifies what the settings do not capture: the task's reward, prompts and data, and the models' contents."""
     result = task.fingerprint()
     if held_out is not None:
         result["held_out_sha256"] = data_hash(held_out)
@@ -190,10 +191,10 @@ def fingerprint(config: Config, task: Task, held_out: Dataset | None) -> dict[st
 
 
 def _prepare_agents(agents: Sequence[Agent], run: Run) -> None:
-    """Tells agents the date of the run, and an engine the folder through which it takes over their weights."""
+    """Gives agents the run's date, and an inference engine the folder from which it loads their weights."""
     for agent in agents:
-        agent.date = run.record["date"]  # chat templates may write it
-    engine = agents[0].engine  # that of all agents
+        agent.date = run.record["date"]  # chat templates may show it
+    engine = agents[0].engine  # shared by all agents
     if engine is not None:
         engine.folder = run.folder / ".engine"
         run.exits.callback(shutil.rmtree, engine.folder, ignore_errors=True)
@@ -202,17 +203,17 @@ def _prepare_agents(agents: Sequence[Agent], run: Run) -> None:
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the contents of config.yaml, also kept in checkpoints: settings, fingerprint, versions, machine, date.
 
-    What concerns one start alone has its default, so that the file can configure a new run.
+    Settings that concern a single start have their defaults, so that the file can configure a new run.
     """
     record = asdict(config) | {"output": None, "resume": None}
     record["fingerprint"] = dict(fingerprint)
     record["versions"] = versions() | {"machine": machine_name(choose_device(config.device))}
     record["date"] = date.today().isoformat()
-    return json.loads(json.dumps(record))  # as it is read again
+    return json.loads(json.dumps(record))  # plain types, as the file is read back
 
 
 def _folder(config: Config, name: str) -> Path:
-    """The folder in which the run continues or begins."""
+    """Returns the folder in which the run continues or begins."""
     if config.resume is None:
         return new_folder(config.output, name)
     if config.resume == "auto":
@@ -228,7 +229,7 @@ def _folder(config: Config, name: str) -> Path:
 
 
 def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoint | None:
-    """The newest checkpoint of the run to continue; None: it begins."""
+    """Returns the newest checkpoint of the run to continue; None for a new run."""
     paths = checkpoints(folder)
     if not paths:
         if config.resume is None or (config.resume == "auto" and not (folder / SUMMARY).exists()):
@@ -259,7 +260,7 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
     )
     if saved.processes != distributed.world_size():
         raise UserError(
-            f"resume: expected {saved.processes} processes, with which {folder} began, got {distributed.world_size()}"
+            f"resume: expected {saved.processes} processes, as when {folder} began, got {distributed.world_size()}"
         )
     if config.iterations < saved.iteration:
         raise UserError(
@@ -273,7 +274,7 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
 
 
 def _has_ended(folder: Path, saved: Checkpoint, config: Config) -> bool:
-    """Whether all is done and saved, which is printed."""
+    """Whether the run is finished and saved; prints the reason if so."""
     goes_on = saved.stopped_by is None and config.iterations != saved.iteration
     if goes_on or finished_iterations(folder) != saved.iteration:
         return False
@@ -304,9 +305,9 @@ def _load(
     except (OSError, LookupError, TypeError, ValueError, SafetensorError) as error:
         raise _damaged(path, error, config) from None
     if len(saved.callbacks) != len(callbacks):
-        raise UserError(f"resume: expected the callbacks with which {folder} began, got others")
-    for callback, state_of_callback in zip(callbacks, saved.callbacks, strict=True):
-        callback.load_state_dict(state_of_callback)
+        raise UserError(f"resume: expected the same callbacks as when {folder} began, got others")
+    for callback, callback_state in zip(callbacks, saved.callbacks, strict=True):
+        callback.load_state_dict(callback_state)
     state.iteration = saved.iteration
     state.stopped_by = saved.stopped_by
     if distributed.is_main():
@@ -327,7 +328,7 @@ def _damaged(path: Path, error: Exception, config: Config) -> UserError:
 
 
 def _new_run(run: Path, config: Config) -> str:
-    """The flags of a new run that starts from a run's saved agents or, without any, with its settings alone."""
+    """Returns the flags of a new run that starts from a run's saved agents or, without any, from its settings."""
     flags = f"--config {shlex.quote(f'{run}/config.yaml')} --output NEW"
     if finished_iterations(run) is None:
         return f"A new run with its settings: {flags}"
@@ -338,20 +339,22 @@ def _new_run(run: Path, config: Config) -> str:
 
 
 def resume_command(run: Path) -> str:
-    """How to continue a run: the command, or the setting if this process was started from Python code."""
+    """Returns how to continue a run: the command, or the setting if this process was started from Python code."""
     if process.from_command_line:
         return f"{process.invocation()} --resume {shlex.quote(str(run))}"
     return f"config.resume = {str(run)!r}"
 
 
 def _advice(run: Path, config: Config, state: RunState, error: Exception) -> str:
-    """What the message of a run that failed ends with."""
+    """Returns the last lines of a failed run's message: its newest checkpoint, and how to go on."""
     paths = checkpoints(run)
     if not paths:
         return f"No checkpoint is saved. {_new_run(run, config)}"
     text = f"The newest checkpoint is {paths[-1]}."
     if isinstance(error, NotFinite):
-        return f"{text} Continued, it would fail again: try a new run with a smaller ppo.learning_rate."
+        return (
+            f"{text} Continuing would fail again: try a new run with a smaller ppo.learning_rate."
+        )
     is_done = state.stopped_by is not None or state.iteration == config.iterations
     if is_done and finished_iterations(run) == state.iteration:
         return f"{text} The run is finished, and its agents are saved."

@@ -1,7 +1,7 @@
-"""The folder of a run, and how files are written. Importing this does not import torch.
+"""A run's folder, and functions that write its files atomically. Importing this does not import torch.
 
-What has its name is whole: text and folders are written beside it, under a name that begins with `.unfinished`, and
-renamed. Lines of `.jsonl` files are appended; a checkpoint knows how many bytes of them count.
+Files and folders are written under a temporary name that begins with `.unfinished`, then renamed; one with its final
+name is complete. Lines of `.jsonl` files are appended; a checkpoint records how many of their bytes are valid.
 """
 
 import itertools
@@ -28,27 +28,27 @@ if TYPE_CHECKING:
     from cory.iteration import Iteration
 
 UNFINISHED = ".unfinished"
-BEST = "best"  # in a run's folder, that of its best agents (`guards.patience`)
-SUMMARY = "summary.json"  # written after the agents: a run that has it is finished
+BEST = "best"  # subfolder of a run with its best agents (`guards.patience`)
+SUMMARY = "summary.json"  # written after the agents: its presence marks a finished run
 
 
 class Run:
-    """The folder of one run, and what was recorded in it.
+    """A run's folder, and the records in it.
 
-    Of several processes the main one writes and prints; the others only keep the history.
+    Only the main process writes and prints; the others keep the history.
 
     Args:
-        folder: its path.
+        folder: the path of the folder.
         record: the contents of config.yaml: settings, fingerprint, versions.
         writes: whether this process writes and prints.
-        resumed: whether the run was begun before.
-        finished: whether nothing is left to do, so that the folder is only read.
+        resumed: whether the run continues from a checkpoint.
+        finished: whether the run is complete, so that its folder is only read.
 
     Attributes:
         history: the lines of metrics.jsonl so far.
-        seconds: that each iteration so far has taken.
-        summary: what callbacks of the package add to summary.json.
-        exits: closes what callbacks open, however the run ends; the last one first.
+        seconds: the seconds of each iteration so far.
+        summary: entries that callbacks of the package add to summary.json.
+        exits: closes what callbacks open when the run ends, in reverse order, even after an error.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class Run:
     def say(self, text: str) -> None:
         """Prints a line for the user, in the main process only."""
         if self.writes:
-            tqdm.write(f"\n{text}", file=sys.stderr)  # above the progress bar, where there is one
+            tqdm.write(f"\n{text}", file=sys.stderr)  # above the progress bar, if any
             sys.stderr.flush()
 
     def add(self, iteration: "Iteration") -> None:
-        """Adds an iteration to the history; the main process writes its lines."""
+        """Adds an iteration to the history and, in the main process, to the files."""
         self.history += iteration.records
         self.seconds.append(iteration.timings["seconds_total"])
         self.write("metrics", iteration.records)
@@ -91,14 +91,14 @@ class Run:
 
 
 def as_json(value: Any) -> Any:
-    """A column's value as JSON has it; what JSON has not, such as a date, as text."""
+    """Converts a column's value to JSON types; others, such as dates, become text."""
     return json.loads(json.dumps(value, default=str))
 
 
 def finished_iterations(run: Path) -> int | None:
-    """The number of iterations after which the run was finished and its agents saved; None: it was never finished.
+    """Returns the number of iterations after which the run finished and saved its agents; None if it never finished.
 
-    A finished run that is being extended has more in metrics.jsonl, and its agents are still those of its end.
+    While a finished run is extended, metrics.jsonl has more iterations than its saved agents.
     """
     try:
         iterations = json.loads((run / SUMMARY).read_text(encoding="utf-8"))["iterations"]
@@ -108,11 +108,12 @@ def finished_iterations(run: Path) -> int | None:
 
 
 def run_agents(folder: Path) -> dict[str, Path]:
-    """A run's saved agents, in their order, by their names in an evaluation, RUN/agent_1, ...; empty if it is no run.
+    """Returns a run's saved agents by their names in an evaluation, RUN/agent_1, ...; empty if `folder` is not a run.
 
-    Without a summary it has not ended, whatever agents lie there: they may be those of a run that has gone back since.
+    A run without a summary has not ended. Agents in its folder may be outdated, as a resumed run can restart from an
+    earlier iteration.
 
-    Raises a UserError: it has not ended, or the folder of an agent is missing.
+    Raises a UserError: the run has not ended, or the folder of an agent is missing.
     """
     if not (folder / "config.yaml").exists():
         return {}
@@ -131,12 +132,12 @@ def run_agents(folder: Path) -> dict[str, Path]:
 
 
 def run_label(folder: Path) -> str:
-    """What an evaluation calls a run: the name of its folder, and `RUN-best` for its best agents, in RUN/best."""
+    """Returns a run's name in an evaluation: its folder's name, or `RUN-best` for the best agents in RUN/best."""
     return f"{folder.parent.name}-{BEST}" if folder.name == BEST else folder.name
 
 
 def short_labels(names: Iterable[str]) -> dict[str, str]:
-    """Labels each run with the parts of its name that not all runs have, or else with the first part.
+    """Labels each run with the parts of its name that not all runs share, or with the first part if it shares all.
 
     >>> short_labels(["imdb_cory_tiny-credit=own-seed3", "imdb_ppo_tiny-seed3"])
     {'imdb_cory_tiny-credit=own-seed3': 'imdb_cory_tiny, credit=own', 'imdb_ppo_tiny-seed3': 'imdb_ppo_tiny'}
@@ -150,12 +151,12 @@ def short_labels(names: Iterable[str]) -> dict[str, str]:
 
 
 def agent_index(name: str) -> int:
-    """1, of `agent_2` and of `RUN/agent_2`."""
+    """Returns an agent's index from its name: 1 for `agent_2` and `RUN/agent_2`."""
     return int(name.rpartition("agent_")[2]) - 1
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """The rows of a JSON Lines file; none where there is no file. Raises a UserError if it is no such file."""
+    """Reads a JSON Lines file; a missing file has no rows. Raises a UserError if it is not JSON Lines."""
     if not path.exists():
         return []
     try:
@@ -166,9 +167,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def parse_rows(text: str, name: str) -> list[dict[str, Any]]:
-    """The objects of JSON lines, of which empty ones do not count.
+    """Parses JSON Lines, ignoring empty lines.
 
-    Raises a UserError, with `name` and the line, if one is no JSON object, or has a key twice.
+    Raises a UserError with `name` and the line number if a line is not a JSON object, or has a key twice.
     """
     rows = []
     for number, line in enumerate(text.split("\n"), 1):
@@ -185,7 +186,7 @@ def parse_rows(text: str, name: str) -> list[dict[str, Any]]:
 
 
 def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """The object of a JSON text. Raises a ValueError if a key stands twice, of which `json` would keep the last."""
+    """Makes a JSON object. Raises a ValueError if a key appears twice: `json` would keep only the last."""
     row = dict(pairs)
     if len(row) < len(pairs):
         raise ValueError(f"expected each key once, got {[key for key, _ in pairs]}")
@@ -194,9 +195,9 @@ def json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keeps other processes from writing into a folder. The system releases the lock however the process ends.
+    """Keeps other processes from writing into a folder. The system releases the lock even if the process is killed.
 
-    Raises a UserError if another process has it, or the folder cannot be written.
+    Raises a UserError if another process holds the lock, or the folder cannot be written.
     """
     try:
         lock = FileLock(folder / ".lock", timeout=0).acquire()
@@ -214,8 +215,8 @@ def locked(folder: Path) -> Iterator[None]:
 def new_folder(output: str | None, name: str) -> Path:
     """Makes a folder: `output`, which must be new or empty, or the first free one of runs/NAME, runs/NAME-2, ...
 
-    Raises a UserError if that is not possible. Hidden files do not count, such as the lock of a process that was killed
-    before it had written anything.
+    Hidden files are ignored: a process killed before it wrote anything may have left its lock. Raises a UserError if
+    the folder cannot be made or is not empty.
     """
     if output == "":
         raise UserError("output: expected the path of a folder, got ''")
@@ -248,12 +249,12 @@ def _cannot_be_written(folder: Path, error: OSError) -> UserError:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, or replaces it: the file has the old content or the new one."""
+    """Writes a file atomically: readers see either its old content or the new one."""
     write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """As `write_text`."""
+    """Writes a file atomically, like `write_text`."""
     unfinished = path.with_name(f"{UNFINISHED}-{path.name}")
     unfinished.write_bytes(content)
     flush(unfinished)
@@ -261,7 +262,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def unfinished_folder(folder: Path) -> Path:
-    """An empty folder in `folder`, for what gets its name when it is whole. What a killed process left goes."""
+    """Makes an empty temporary folder in `folder`, and removes what a killed process left in it."""
     unfinished = folder / UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
@@ -270,8 +271,9 @@ def unfinished_folder(folder: Path) -> Path:
 
 @contextmanager
 def filled(folder: Path) -> Iterator[Path]:
-    """A folder to fill, whose files and folders get their names in `folder` when the block ends, in the place of older
-    ones; not if it raises.
+    """Yields a temporary folder; its files and folders move into `folder` when the block ends, replacing older ones.
+
+    Nothing is moved if the block raises.
     """
     unfinished = unfinished_folder(folder)
     try:
@@ -280,7 +282,7 @@ def filled(folder: Path) -> Iterator[Path]:
             flush(file)
         for path in sorted(unfinished.iterdir()):
             target = folder / path.name
-            if target.is_dir():  # one that is deleted in part would look whole
+            if target.is_dir():  # renamed first, as a partly deleted folder would look complete
                 os.replace(target, unfinished / f"old-{path.name}")
             os.replace(path, target)
     finally:
@@ -288,7 +290,7 @@ def filled(folder: Path) -> Iterator[Path]:
 
 
 def flush(path: Path) -> None:
-    """Waits until a file, or a folder's list of files, is on the disk."""
+    """Flushes a file, or a folder's list of files, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Held-out evaluation while a run trains: its rewards alone. `cory/evaluation` measures KL, too."""
+"""Held-out evaluation during training, of rewards only. `cory/evaluation` also measures KL."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ from cory.task import Task
 
 
 class HeldOut(Callback):
-    """Before training and every `eval_every` iterations, rewards on held-out queries: adds `eval_task_reward` and
-    `eval_team_reward` to the records, and those before training to the first iteration's, as
-    `eval_task_reward_before` and `eval_team_reward_before`.
+    """Measures rewards on held-out queries before training and every `eval_every` iterations.
 
-    The iteration's chain answers them, with the same random numbers each time. Training does not
-    notice, as its random numbers are others.
+    Adds `eval_task_reward` and `eval_team_reward` to the records. The first iteration's records also get the rewards
+    before training, as `eval_task_reward_before` and `eval_team_reward_before`.
+
+    The iteration's chain answers the queries, each time with the same random numbers. Training draws from other
+    streams and is unaffected.
 
     Attributes:
-        before: by role, the rewards before training by name; of a run that is continued, empty.
-        latest: the newest rewards by name, means over the roles; empty before any.
-        measured_at: after how many iterations.
+        before: rewards before training, by role and name; empty if the run was resumed.
+        latest: the latest rewards by name, averaged over roles; empty before the first evaluation.
+        measured_at: the number of iterations before the latest evaluation.
     """
 
     def __init__(self) -> None:
@@ -73,13 +74,13 @@ class HeldOut(Callback):
             self.seconds = 0.0
 
     def _measure(self, trainer: Trainer, chain: Chain) -> dict[str, dict[str, float]]:
-        """Each role's rewards by name."""
+        """Returns the rewards by role and name."""
         started = time.perf_counter()
         assert trainer.eval_dataset is not None
         task_rewards, team_reward = mean_rewards(chain, trainer.eval_dataset, trainer.config)
-        of_team = {} if team_reward is None else {"eval_team_reward": team_reward}
+        shared = {} if team_reward is None else {"eval_team_reward": team_reward}
         by_role = {
-            trainer.task.prompts.name(role): {"eval_task_reward": reward, **of_team}
+            trainer.task.prompts.name(role): {"eval_task_reward": reward, **shared}
             for role, reward in enumerate(task_rewards)
         }
         self.latest = held_out_rewards(list(by_role.values()))
@@ -91,24 +92,25 @@ class HeldOut(Callback):
 def mean_rewards(
     chain: Chain, dataset: Dataset, config: Config
 ) -> tuple[list[float], float | None]:
-    """Returns each role's mean task reward on the rows of a dataset, and the mean team reward; None without one."""
+    """Returns each role's mean task reward on the rows of a dataset, and the mean team reward or None."""
     task = chain.task
     rank, world_size = distributed.rank(), distributed.world_size()
-    own_rows = list(range(len(dataset))[rank::world_size])
+    rank_rows = list(range(len(dataset))[rank::world_size])
     batch_size = config.ppo.batch_size // world_size
 
     num_roles = len(chain.agents)
     generators = role_generators(config.seed, Purpose.HELD_OUT, num_roles, rank=rank)
     task_rewards: list[list[float]] = [[] for _ in range(num_roles)]
     team_rewards: list[float] = []
-    for start in range(0, len(own_rows), batch_size):
-        batch = Batch(dataset[own_rows[start : start + batch_size]], config.sampling.max_new_tokens)
+    for start in range(0, len(rank_rows), batch_size):
+        batch_rows = rank_rows[start : start + batch_size]
+        batch = Batch(dataset[batch_rows], config.sampling.max_new_tokens)
         rollouts = chain.roll_out(batch, generators)
         for role, scores in enumerate(score_rollouts(task.reward, batch, rollouts)):
             task_rewards[role] += scores.total.tolist()
-        of_team = score_team(task.team, batch, rollouts)
-        if of_team is not None:
-            team_rewards += of_team.tolist()
+        team_scores = score_team(task.team, batch, rollouts)
+        if team_scores is not None:
+            team_rewards += team_scores.tolist()
     means = [statistics.fmean(distributed.gather_rows(rewards)) for rewards in task_rewards]
     if task.team is None:
         return means, None
@@ -116,13 +118,13 @@ def mean_rewards(
 
 
 def held_out_rows(config: Config, task: Task, dataset: Dataset | None) -> Dataset | None:
-    """The first `eval_queries` rows, equally many for each process; None without `eval_every`.
+    """Returns the first `eval_queries` rows, equally many per process; None without `eval_every`.
 
-    Raises a UserError: there are none, or they do not fit the task.
+    Raises a UserError: there are no rows, or they do not fit the task.
     """
     if dataset is not None:
         try:
-            task.check_rows(dataset)  # all, as an evaluation after the run reads them
+            task.check_rows(dataset)  # all rows, as an evaluation after the run reads them
         except UserError as error:
             raise UserError(f"held-out rows: {error}") from None
     if not config.eval_every:
@@ -137,7 +139,7 @@ def held_out_rows(config: Config, task: Task, dataset: Dataset | None) -> Datase
 
 
 def held_out_rewards(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The held-out rewards of an evaluation by name: means over the records, one for each role."""
+    """Returns an evaluation's rewards by name, averaged over the roles' records."""
     return {
         name: statistics.fmean(record[name] for record in records)
         for name in HELD_OUT_REWARDS

@@ -1,4 +1,4 @@
-"""What an iteration is recorded as: the lines of metrics.jsonl, samples.jsonl and timings.jsonl (docs/metrics.md)."""
+"""The records of an iteration: the lines of metrics.jsonl, samples.jsonl and timings.jsonl (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from cory.rollout import Rollout
 from cory.run.folder import as_json
 from cory.task import Task
 
-NUM_QUERIES = 4  # whose responses are shown before and after training, and in samples.jsonl
+NUM_QUERIES = 4  # queries shown with responses, before and after training and in samples.jsonl
 EMPTY_SHARE = 0.1
 
-# What the flags in metrics.jsonl mean; each is printed once per start of a run.
+# Meanings of the flags in metrics.jsonl; each is printed once per start of a run.
 MEANING = {
     "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or, "
     "where ppo.kl_penalty is full, kl (docs/paper.md, 'KL penalty').",
@@ -37,8 +37,8 @@ MEANING = {
     "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",
     "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
     "ppo.learning_rate or fewer ppo.ppo_epochs.",
-    "collapse": "distinct-2 of the responses is {distinct_2:.2f}, KL {kl:.1f}: below half of the first iteration's, so "
-    "that they grow alike, or above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
+    "collapse": "distinct-2 of the responses, {distinct_2:.2f}, is below half of the first iteration's (responses are "
+    "alike), or KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
 }
 
 
@@ -49,17 +49,17 @@ def measure(
     config: Config,
     history: Sequence[Mapping[str, Any]],
 ) -> list[dict[str, Any]]:
-    """The metrics of an iteration over all processes: a record per role, in the order of `agents`.
+    """Returns an iteration's metrics over all processes: a record per role, in the order of `agents`.
 
     Args:
-        history: the records so far.
+        history: the records of earlier iterations.
     """
     kl_coef = config.ppo.init_kl_coef
     kl_bound = config.guards.kl_bound
     team_rewards = None
     if iteration.team_rewards is not None:
         team_rewards = torch.tensor(distributed.gather_rows(iteration.team_rewards.tolist()))
-    # Those of the first iteration, against which collapse is judged.
+    # Collapse is judged against the first iteration.
     first_records = {record["role"]: record for record in history[: len(iteration.chain)]}
     records = []
     for role, agent in enumerate(iteration.chain):
@@ -92,8 +92,9 @@ def measure(
 
 
 def _metrics_of_task(task: Task, iteration: Iteration, role: int) -> dict[str, float]:
-    """What the task's metrics, and each of several reward functions, give a role's responses: means over those to which
-    they apply. One that applies to none is left out.
+    """Returns a role's means of the task's metrics, and of its reward functions if it has several.
+
+    Each mean is over the responses to which the metric applies; one that applies to none is left out.
     """
     rollout = iteration.rollouts[role]
     completions = rollout.completions
@@ -107,9 +108,9 @@ def _metrics_of_task(task: Task, iteration: Iteration, role: int) -> dict[str, f
     }
     values |= measure_responses(task.metrics, prompts, completions, task_rewards, columns)
     means = {}
-    for name, of_process in values.items():
+    for name, rank_values in values.items():
         numbers = [
-            number for number in distributed.gather_rows(of_process) if not math.isnan(number)
+            number for number in distributed.gather_rows(rank_values) if not math.isnan(number)
         ]
         if numbers:
             means[name] = statistics.fmean(numbers)
@@ -123,12 +124,16 @@ def flags(
     completions: Sequence[str],
     kl_bound: float,
 ) -> list[str]:
-    """The signs of trouble in an agent's iteration, as keys of MEANING.
+    """Returns the signs of trouble in a role's iteration, as keys of MEANING.
 
-    `record`: its metrics; `start`: those of the same role in the first iteration; `rewards`:
-    (batch,) that the role is trained on (Eq. 4).
+    Args:
+        record: the role's metrics.
+        start: the metrics of the same role in the first iteration.
+        rewards: training rewards (batch,) of the role (Eq. 4).
+        completions: the role's responses.
+        kl_bound: the bound on the KL, `guards.kl_bound`.
     """
-    seen = {
+    is_raised = {
         "kl": record["kl"] > kl_bound,
         "equal_rewards": bool((rewards == rewards[0]).all()),
         "empty_responses": sum(not text.strip() for text in completions)
@@ -138,13 +143,13 @@ def flags(
             share_of_start(record["distinct_2"], start["distinct_2"]), record["kl"], kl_bound
         ),
     }
-    return [name for name, here in seen.items() if here]
+    return [name for name, raised in is_raised.items() if raised]
 
 
 def sampled_texts(task: Task, iteration: Iteration, chains_per_query: int) -> list[dict[str, Any]]:
-    """The responses to a few queries of an iteration, of each group of chains that answer the same one the first.
+    """Samples for a few queries of an iteration: the first chain of each group.
 
-    Called before the update, as the KL is that of the policy that has sampled.
+    Must be called before the update: the KL is measured with the policy that sampled the responses.
     """
     described = describe(
         iteration.chain,
@@ -167,26 +172,34 @@ def describe(
     read: Sequence[str],
     team_rewards: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """By role, a record (docs/metrics.md) of each response in `rows`; where chains branch, of the first.
+    """Returns a record (docs/metrics.md) of each response in `rows`, role by role; of branches, only the first.
 
-    `read`: the columns that prompts and rewards name besides the query.
+    Args:
+        chain: the agents, in the order of their roles.
+        columns: the batch's columns.
+        rollouts: the roles' rollouts.
+        task_rewards: the roles' task rewards, each (responses,).
+        rows: the rows of `columns` to describe.
+        read: the columns that prompts and rewards use besides the query.
+        team_rewards: team rewards (chains,), or None.
     """
 
     def first_branches(responses: int) -> slice:
-        """Of a role with so many responses, the rows of those that are the first to answer theirs."""
+        """Returns the rows of first branches among a role's `responses`."""
         branches = responses // len(columns["prompt"])
         return slice(0, rows.stop and rows.stop * branches, (rows.step or 1) * branches)
 
     queries = [query_text(prompt) for prompt in columns["prompt"][rows]]
     further = {name: columns[name][rows] for name in read}
-    of_team = {}
+    shown_team_rewards = {}
     if team_rewards is not None:
-        of_team = {"team_reward": team_rewards[first_branches(len(team_rewards))].tolist()}
+        first_chains = first_branches(len(team_rewards))
+        shown_team_rewards = {"team_reward": team_rewards[first_chains].tolist()}
     samples = []
     for agent, rollout, rewards in zip(chain, rollouts, task_rewards, strict=True):
-        rows_of_role = first_branches(len(rollout.completions))
-        shown = rollout.rows(rows_of_role)
-        shown_rewards = {"task_reward": rewards[rows_of_role].tolist(), **of_team}
+        role_rows = first_branches(len(rollout.completions))
+        shown = rollout.rows(role_rows)
+        shown_rewards = {"task_reward": rewards[role_rows].tolist(), **shown_team_rewards}
         kls = agent.response_kls(shown)
         for row, query in enumerate(queries):
             sample = {
@@ -204,11 +217,11 @@ def describe(
 
 
 def timings(iteration: Iteration, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """The line of timings.jsonl: seconds by phase, speed and memory.
+    """Returns the line of timings.jsonl: seconds by phase, speed and memory.
 
-    They are kept out of metrics.jsonl, so that repeating a run reproduces that file bit for bit.
+    Timings are kept out of metrics.jsonl, so that repeating a run reproduces that file bit for bit.
     """
-    # The means are over all processes, which have equally many rows.
+    # `response_tokens` is a mean over all ranks, which have equally many rows.
     tokens = distributed.world_size() * sum(
         stats.response_tokens * len(rollout.completions)
         for stats, rollout in zip(iteration.stats, iteration.rollouts, strict=True)
@@ -223,16 +236,16 @@ def timings(iteration: Iteration, seconds: Mapping[str, float]) -> dict[str, Any
 
 @contextmanager
 def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
-    """Adds the seconds that its body takes to those of the phase."""
+    """Adds the seconds that the block takes to `seconds[phase]`."""
     started = time.perf_counter()
     yield
     for gpu in _gpus_in_use():
-        torch.cuda.synchronize(gpu)  # else the time of queued work would count for the next phase
+        torch.cuda.synchronize(gpu)  # queued work must not count for the next phase
     seconds[phase] = seconds.get(phase, 0.0) + time.perf_counter() - started
 
 
 def peak_memory_mb() -> float:
-    """Peak memory so far, in MiB: of the fullest GPU if CUDA is used, else of the process."""
+    """Returns peak memory so far in MiB: of the fullest GPU if CUDA is used, otherwise of the process."""
     gpus = _gpus_in_use()
     if gpus:
         return max(map(torch.cuda.max_memory_allocated, gpus)) / 2**20
@@ -241,7 +254,7 @@ def peak_memory_mb() -> float:
 
 
 def _gpus_in_use() -> list[int]:
-    """The GPUs on which this process has allocated memory. Asking the others would take memory of theirs."""
+    """Returns the GPUs on which this process has allocated memory. Others are left alone, as a query takes memory."""
     if not torch.cuda.is_initialized():
         return []
     return [gpu for gpu in range(torch.cuda.device_count()) if torch.cuda.max_memory_allocated(gpu)]

@@ -1,4 +1,4 @@
-"""The figure of a run, and how figures are written."""
+"""Draws a run's figure, and writes figures to files."""
 
 import itertools
 import os
@@ -11,7 +11,7 @@ from typing import Any
 
 import matplotlib
 
-if "MPLBACKEND" not in os.environ:  # a notebook shows its figures by the one named there
+if "MPLBACKEND" not in os.environ:  # notebooks name the backend that shows their figures
     matplotlib.use("Agg")  # no display is needed
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -22,44 +22,45 @@ from PIL import Image
 from cory.metrics import CURVES, TITLES
 from cory.run.folder import write_bytes
 
-plt.rcParams["svg.hashsalt"] = "cory"  # the same figure gives the same bytes
+plt.rcParams["svg.hashsalt"] = "cory"  # makes SVG files reproducible
 
 CURVE_TITLES = {name: TITLES[name] for name in CURVES}
-SMOOTHING = 10  # iterations; the raw curve is shown beneath, thin
-LONG = 4000  # rows; the curves of longer runs are pixels in an SVG, so that its file stays small
-# PPO's, CORY's, and those of other methods, or of further agents, in their order.
+SMOOTHING = 10  # iterations; a thin line shows the raw curve
+LONG = 4000  # rows; longer runs have their curves rasterized to keep the SVG small
+# Colours of PPO, CORY, then other methods or further agents.
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
-# Of matplotlib's tab20, those that are neither red, blue nor grey, dark ones first.
+# Colours of matplotlib's tab20 that are neither red, blue nor grey; dark ones first.
 FURTHER = (2, 18, 12, 16, 10, 3, 5, 9, 19, 13, 17, 11)
-# Dashes with gaps as wide as they are, through which an equal curve below shows.
+# Dashes with equally wide gaps, so that an identical curve beneath shows through.
 LINES: tuple[Any, ...] = ("-", (0, (3, 3)), ":", "-.")
 
 
 def plot_curves(
     history: Sequence[dict[str, Any]], path: Path, first_role: str = "pioneer", note: str = ""
 ) -> None:
-    """Task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
+    """Plots task reward, KL and combined reward of each agent over the iterations, as in the paper's Fig. 3.
 
-    Where there is a team reward it is shown, too. Iterations count from 1 here. Rewards on held-out queries are dots,
-    each at the last iteration before it; that before training is at 0.
+    Any team reward has a panel of its own. Iterations count from 1. Held-out rewards are dots, each at the iteration
+    after which it was measured; the evaluation before training is at 0.
 
     Args:
         history: rows of metrics.jsonl.
-        first_role: name of the first role.
-        note: stands above the figure.
+        path: the file to write.
+        first_role: the name of the first role.
+        note: text above the figure.
 
-    Thick lines are running means over up to 10 iterations. The second agent's are dashed: a team reward is the same for
-    all agents. Iterations in which the first agent is not the pioneer are shaded.
+    Thick lines are running means over up to 10 iterations. The second agent's lines are dashed, as all agents share the
+    team reward. Iterations in which the first agent is not the pioneer are shaded.
     """
     first = history[0]["agent"]
     chain = [record for record in history if record["iteration"] == history[0]["iteration"]]
-    # One agent in several roles: a curve for each.
+    # An agent in several roles has a curve per role.
     shared = len({record["agent"] for record in chain}) < len(chain)
 
     def label(record: dict[str, Any]) -> str:
         return f"{record['agent']} as {record['role']}" if shared else record["agent"]
 
-    # agent_10 last.
+    # Sorted by length first, so that agent_10 comes after agent_2.
     labels = sorted({label(record) for record in history}, key=lambda name: (len(name), name))
     observing = {r["iteration"] for r in history if r["agent"] == first and r["role"] != first_role}
     observing -= {
@@ -67,12 +68,12 @@ def plot_curves(
     }
     first_observing = sorted(k for k in observing if k - 1 not in observing)
     last_observing = sorted(k for k in observing if k + 1 not in observing)
-    # A single curve is PPO's; of several none is.
+    # A single curve gets PPO's colour; several curves leave it out.
     curve_colours = colours(1) if len(labels) == 1 else colours(1 + len(labels))[1:]
     titles = dict(CURVE_TITLES)
     if "team_reward" in history[0]:
         titles = {"team_reward": TITLES["team_reward"], **titles}
-        if not any(record["task_reward"] for record in history):  # the team's is the only reward
+        if not any(record["task_reward"] for record in history):  # there is only a team reward
             titles.pop("task_reward", None)
     size = (13 / 3 * len(titles), 3.9)
     figure, axes = plt.subplots(1, len(titles), figsize=size, layout="constrained")
@@ -95,7 +96,7 @@ def plot_curves(
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.margins(x=0.01)
         if len(history) > LONG:
-            axis.set_rasterization_zorder(3)  # what lies below the axes and the legend
+            axis.set_rasterization_zorder(3)  # rasterizes curves, not axes or legend
         axis.spines[["top", "right"]].set_visible(False)
         if observing:
             axis.fill_between([], [], color="0.92", label=f"{first} observes")
@@ -106,9 +107,9 @@ def plot_curves(
 
 
 def add_legend(figure: Figure, axis: Axes) -> None:
-    """Adds the legend of an axis below a figure, in up to four columns, as many as fit."""
+    """Adds an axis's legend below a figure, in as many columns as fit, up to four."""
     handles, labels = axis.get_legend_handles_labels()
-    width = 0.07 * max(map(len, labels)) + 0.7  # inches of a column
+    width = 0.07 * max(map(len, labels)) + 0.7  # inches per column
     columns = max(1, min(4, len(labels), int(figure.get_figwidth() / width)))
     figure.legend(
         handles, labels, loc="outside lower left", ncols=columns, frameon=False, fontsize=8
@@ -116,14 +117,14 @@ def add_legend(figure: Figure, axis: Axes) -> None:
 
 
 def held_out_points(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
-    """A reward on held-out queries by the number of iterations before it was measured; none of other metrics."""
+    """Returns a metric's held-out values with the number of iterations before each; empty if it has none."""
     name = f"eval_{metric}"
     before = [(0, row[f"{name}_before"]) for row in rows if f"{name}_before" in row]
     return before + [(row["iteration"] + 1, row[name]) for row in rows if name in row]
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as an SVG or PDF, or as a PNG of 256 colours, a third of the bytes of one of all colours."""
+    """Writes a figure as SVG, PDF or a PNG of 256 colours, a third the size of one in full colour."""
     if path.suffix in (".svg", ".pdf"):
         figure.savefig(path, dpi=130)
         plt.close(figure)
@@ -137,10 +138,10 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def svg(draw: Callable[[Path], None]) -> str:
-    """A figure as an <svg> element without a background, for an HTML page.
+    """Renders a figure as an <svg> element without a background, for an HTML page.
 
     Args:
-        draw: saves the figure to a path, such as `plot_curves` with its other arguments.
+        draw: a function that saves the figure to a path, such as `plot_curves` with its other arguments bound.
     """
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -149,12 +150,12 @@ def svg(draw: Callable[[Path], None]) -> str:
         path = Path(folder) / "figure.svg"
         draw(path)
         text = path.read_text(encoding="utf-8")
-    # They have the time, so that the same figure would not give the same text.
+    # Metadata holds the time, which would make the text differ between calls.
     return re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """Each value's mean with the `width - 1` before it, fewer at the start."""
+    """Averages each value with the `width - 1` before it, fewer at the start."""
     means = []
     for end in range(1, len(values) + 1):
         window = values[max(0, end - width) : end]
@@ -163,7 +164,7 @@ def running_mean(values: Sequence[float], width: int) -> list[float]:
 
 
 def colours(count: int) -> list[Any]:
-    """`count` colours, distinct up to 20."""
+    """Returns `count` colours, distinct up to 20."""
     tab20 = plt.get_cmap("tab20")
     further = itertools.cycle([tab20(index) for index in FURTHER])
     return list(itertools.islice(itertools.chain(COLOURS, further), count))

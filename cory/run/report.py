@@ -1,6 +1,6 @@
-"""A run as one HTML file that opens from disk: docs/quick_start.md. An evaluation's is in cory/evaluation/report.py.
+"""The report of a run: one HTML file (docs/quick_start.md). cory/evaluation/report.py makes an evaluation's report.
 
-`page.html` is its template. jinja2 escapes all that it shows.
+The template is `page.html`; jinja2 escapes its values.
 """
 
 import json
@@ -29,7 +29,7 @@ from cory.run.tables import (
 )
 
 NAME = "report.html"
-ITERATIONS = 25  # whose samples are shown, evenly spaced, so that the file stays small
+ITERATIONS = 25  # at most so many have their samples shown, evenly spaced, to keep the file small
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -44,14 +44,16 @@ class Table(NamedTuple):
 
 @dataclass
 class Page:
-    """What a page shows.
+    """The contents of a page.
 
     Args:
-        facts: what was run, in a few phrases.
+        title: the heading.
+        facts: phrases that describe what was run.
         notes: caveats.
-        figure: an <svg> element (`cory.run.plots.svg`), or nothing.
-        completions: by query, with its columns, the chains that answered it: a title, and records as those of
-            samples.jsonl.
+        figure: an <svg> element (`cory.run.plots.svg`), or an empty string.
+        tables: the tables below the figure.
+        completions: chains that answered a query, by the query with its columns. Each chain is a title and records like
+            the lines of samples.jsonl.
     """
 
     title: str
@@ -68,7 +70,7 @@ class Page:
     def add_samples(
         self, method: str, folder: Path, before_after: Mapping[str, Mapping[str, Sequence[Record]]]
     ) -> None:
-        """Adds a run's samples before and after training (of summary.json), and those while it trained."""
+        """Adds a run's samples from before and after training (summary.json) and during training (samples.jsonl)."""
         stages: dict[str, Sequence[Record]] = {}
         for stage, by_agent in before_after.items():
             solo = [record for records in by_agent.values() for record in records]
@@ -89,7 +91,7 @@ class Page:
 
 
 def run_page(folder: Path, method: str) -> Page:
-    """The page of a run that has ended. Raises a UserError if the folder is no run's."""
+    """Returns the page of a finished run. Raises a UserError if the folder is not a run's."""
     settings = read_settings(folder)
     rows = read_rows(folder / "metrics.jsonl")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
@@ -101,10 +103,8 @@ def run_page(folder: Path, method: str) -> Page:
     if summary.get("stopped"):
         page.notes.append(ended_early(summary, planned))
     if "best" in summary:
-        page.facts.append(
-            f"best agents: those of iteration {summary['best']['iterations']}, in best/"
-        )
-    # Of an agent in several roles of an iteration one.
+        page.facts.append(f"best agents: after iteration {summary['best']['iterations']}, in best/")
+    # Counts an agent once per iteration, even if it holds several roles.
     flagged = {
         (row["agent"], flag, row["iteration"]) for row in rows for flag in row.get("flags", [])
     }
@@ -112,7 +112,7 @@ def run_page(folder: Path, method: str) -> Page:
     for (agent, flag), count in sorted(flags.items()):
         page.notes.append(f"{agent}: flag {flag} in {counted(count, 'iteration')}")
     if rows:
-        from cory.run import plots  # here, as importing matplotlib takes a while
+        from cory.run import plots  # imported late, as matplotlib is slow to import
 
         draw = partial(plots.plot_curves, rows, first_role=rows[0]["role"])
         page.figure = plots.svg(draw)
@@ -122,7 +122,7 @@ def run_page(folder: Path, method: str) -> Page:
 
 
 def start_and_end(rows: Sequence[Record]) -> Table:
-    """The means of a run's roles and agents at its start and at its end."""
+    """Returns a table of the means of a run's roles and agents at its start and end."""
     agents = sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))
     means = labelled(summarise(rows, agents), summarise_roles(rows))
     cells = []
@@ -136,12 +136,12 @@ def start_and_end(rows: Sequence[Record]) -> Table:
 
 
 def write_run_report(folder: Path, method: str) -> None:
-    """Writes report.html into the folder of a run, made with `method`. Warns if that fails."""
+    """Writes report.html into the folder of a run of `method`. Warns if that fails."""
     write_or_warn(folder / NAME, partial(run_page, folder, method))
 
 
 def write_or_warn(path: Path, make: Callable[[], Page]) -> None:
-    """Writes a page. Any error is a warning, as all that the page shows is saved already."""
+    """Writes a page. Errors become warnings, as everything the page shows is already saved."""
     try:
         write_text(path, render(make()))
     except Exception as error:
@@ -151,13 +151,13 @@ def write_or_warn(path: Path, make: Callable[[], Page]) -> None:
 
 
 def render(page: Page) -> str:
-    """The HTML of a page, in which no text acts as HTML."""
+    """Renders a page as HTML, with all texts escaped."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Figures are Markup.
+        # Only figures are Markup.
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
     return environment.get_template("page.html").render(page=page)

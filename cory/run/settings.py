@@ -1,4 +1,4 @@
-"""The settings of a run, config.yaml, and which may differ when it continues. Importing this does not import torch."""
+"""A run's settings, config.yaml, and which may change when it continues. Importing this does not import torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,8 @@ from cory.config import AgentConfig
 from cory.errors import UserError
 from cory.settings import read_yaml
 
-# What may differ when a run continues: how it computes, which changes its numbers by rounding alone; how far it goes,
-# where, and who watches; what config.yaml holds besides settings.
+# Keys that may differ when a run continues: how it computes, which changes its numbers only by rounding; its length,
+# folder and trackers; and entries of config.yaml that are not settings.
 FREE = frozenset(
     {
         "device",
@@ -23,16 +23,16 @@ FREE = frozenset(
         "sample_every",
         "sampling.engine_url",
         "versions",
-        "date",  # that of the first start is kept
+        "date",  # the first start's is kept
         "fingerprint.models",  # compared by `cory.identity.check_models`
     }
 )
 
 
 def read_settings(run: Path) -> dict[str, Any]:
-    """A run's config.yaml: settings, fingerprint, versions. Nothing in it is executed.
+    """Reads a run's config.yaml: settings, fingerprint, versions. Executes nothing.
 
-    Raises a UserError if there is none, or if it names code.
+    Raises a UserError if the file is missing or names code.
     """
     file = run / "config.yaml"
     if not file.is_file():
@@ -41,12 +41,12 @@ def read_settings(run: Path) -> dict[str, Any]:
 
 
 def named(folder: Path) -> Path:
-    """The folder by a path that ends with its name: not `.` or `..`."""
+    """Returns a path that ends with the folder's name, instead of `.` or `..`."""
     return folder if folder.name not in ("", "..") else folder.resolve()
 
 
 def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted keys."""
+    """Flattens nested settings to dotted keys."""
     result: dict[str, Any] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -62,11 +62,11 @@ def differences(
     free: frozenset[str] = FREE,
     prefix: str = "",
 ) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys in which the config.yaml of two runs differ, but for those of `free`, with both values.
+    """Returns the dotted keys in which two runs' config.yaml differ, with both values; keys in `free` are ignored.
 
-    What identifies data and rewards (`fingerprint`) counts where both have it.
+    Entries of `fingerprint`, which identify data and rewards, are compared only if both runs have them.
     """
-    found: dict[str, tuple[Any, Any]] = {}
+    changes: dict[str, tuple[Any, Any]] = {}
     for key in dict.fromkeys([*saved, *wanted]):
         name = f"{prefix}{key}"
         old = saved.get(key)
@@ -77,13 +77,13 @@ def differences(
             old = _without_devices(old)
             new = _without_devices(new)
         if isinstance(old, Mapping) and isinstance(new, Mapping):
-            found |= differences(old, new, free, f"{name}.")
+            changes |= differences(old, new, free, f"{name}.")
         elif old != new:
-            found[name] = (old, new)
-    return found
+            changes[name] = (old, new)
+    return changes
 
 
 def _without_devices(entries: Sequence[Mapping[str, Any]] | None) -> list[AgentConfig]:
-    """The entries of `agents` without their devices; empty if nothing is left of any of them."""
+    """Returns the entries of `agents` without devices; empty if they set nothing else."""
     agents = [AgentConfig(**{**entry, "device": None}) for entry in entries or []]
     return agents if any(agent != AgentConfig() for agent in agents) else []

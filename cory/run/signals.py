@@ -1,4 +1,4 @@
-"""Signals end a run after the iteration in which they come."""
+"""Handles signals: a run ends after the current iteration."""
 
 import os
 import signal
@@ -14,11 +14,10 @@ class Interrupted(SystemExit):
 
 
 class Signals:
-    """In this context, the first SIGTERM, SIGINT or SIGHUP is only recorded in `received`; a second
-    ends the process.
+    """A context in which the first SIGTERM, SIGINT or SIGHUP is only recorded in `received`; a second
+    signal ends the process.
 
-    A terminal that closes sends SIGHUP, and often twice, so one that comes second is passed over.
-    Under `nohup` SIGHUP stays ignored.
+    A second SIGHUP is ignored, as a closing terminal often sends it twice. Under `nohup`, SIGHUP stays ignored.
     """
 
     def __init__(self) -> None:
@@ -26,8 +25,8 @@ class Signals:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        keep_printing()  # now, as a progress bar keeps the stream that it begins with
-        # Python lets no other set handlers.
+        keep_printing()  # before a progress bar is made, as it keeps its stream
+        # Python allows only the main thread to set handlers.
         if threading.current_thread() is threading.main_thread():
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]
             if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
@@ -54,14 +53,14 @@ class Signals:
 
 
 def keep_printing() -> None:
-    """From now on prints do not raise when the terminal, or the `head` that reads them, is gone."""
+    """Keeps later prints from raising if the terminal, or a pipe's reader such as `head`, is gone."""
     for name in ("stdout", "stderr"):
         if not isinstance(getattr(sys, name), _Lenient):
             setattr(sys, name, _Lenient(getattr(sys, name)))
 
 
 class _Lenient:
-    """A stream to which writing does not fail, whatever becomes of it."""
+    """A stream whose writes never fail, even after it is closed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream

@@ -1,6 +1,6 @@
-"""Tables as text, for the terminal and as Markdown: the means of a run at its start and end, and evaluations.
+"""Text tables for terminals and Markdown: a run's means at its start and end, its samples, and evaluations.
 
-A model's text is escaped, so that nothing in it acts as Markdown, as HTML or on a terminal.
+Models' texts are escaped, so that they cannot act as Markdown, HTML or terminal control sequences.
 """
 
 import re
@@ -15,22 +15,22 @@ from cory.metrics import CURVES
 Sample = Mapping[str, Any]
 WINDOW = 10  # iterations averaged into "start" and "end"
 
-# By agent or role, and by metric: `start`, `end` and `change`.
+# `start`, `end` and `change` by agent or role, and by metric.
 Summary = dict[str, dict[str, dict[str, float]]]
 
 
 def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> Summary:
-    """The means over the first and over the last iterations: 10 of them, or half of a short run.
+    """Averages each agent's metrics over the first and over the last 10 iterations, or half of a short run.
 
     Args:
         history: rows of metrics.jsonl.
-        agents: their names.
+        agents: the agents' names.
     """
     return _summary(history, "agent", agents)
 
 
 def summarise_roles(history: Sequence[Mapping[str, Any]]) -> Summary:
-    """As `summarise`, by role instead of agent: how the chain's responses have changed. Empty for one role."""
+    """Averages metrics like `summarise`, by role instead of agent. Empty if there is a single role."""
     roles = list(dict.fromkeys(record["role"] for record in history))
     return _summary(history, "role", roles) if len(roles) > 1 else {}
 
@@ -53,23 +53,23 @@ def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str
 
 
 def labelled(agents: Summary, roles: Summary) -> Summary:
-    """What the tables of a run show: the roles of the chain, then its agents, each over all roles that it held; one row
-    for an agent and its role where they were not exchanged.
+    """Labels the rows of a run's tables: first the roles, then the agents, each over all roles that it held.
 
-    Without task rewards, where the team's is the only reward.
+    If roles were not exchanged, each agent with its role has a single row. Task rewards are left out if the team reward
+    is the only one.
     """
     rows = {f"as {role}": metrics for role, metrics in roles.items()}
     for agent, metrics in agents.items():
         rows[f"{agent}, all roles" if roles else agent] = metrics
-    if list(roles.values()) == list(agents.values()):  # each agent has had one role
+    if list(roles.values()) == list(agents.values()):  # each agent has held a single role
         rows = {
             f"{agent} as {role}": agents[agent] for agent, role in zip(agents, roles, strict=True)
         }
-    of_team = any("team_reward" in metrics for metrics in rows.values())
+    has_team_reward = any("team_reward" in metrics for metrics in rows.values())
     earned = [
         value for metrics in rows.values() for value in metrics.get("task_reward", {}).values()
     ]
-    if of_team and not any(earned):
+    if has_team_reward and not any(earned):
         rows = {
             name: {metric: values for metric, values in metrics.items() if metric != "task_reward"}
             for name, metrics in rows.items()
@@ -78,10 +78,11 @@ def labelled(agents: Summary, roles: Summary) -> Summary:
 
 
 def ended_early(summary: Mapping[str, Any], planned: int) -> str:
-    """When and by what a run ended early; empty if it did not.
+    """Describes when and why a run ended early; empty if it did not.
 
     Args:
-        summary: of summary.json. planned: iterations.
+        summary: the contents of summary.json.
+        planned: the planned number of iterations.
     """
     if not summary.get("stopped"):
         return ""
@@ -90,13 +91,13 @@ def ended_early(summary: Mapping[str, Any], planned: int) -> str:
 
 
 def summary_table(agents: Summary, roles: Summary) -> str:
-    """A row per role and metric, then per agent and metric: means at the start and end of training, and the change."""
+    """Formats means at the start and end of training, and the change: a row per role or agent and metric."""
     rows = labelled(agents, roles)
     name_width = 2 + max(len(name) for name in rows)
     lines = ["", f"{'':{name_width}}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
     for name, metrics in rows.items():
         for metric, values in metrics.items():
-            # Rounded before they are written, as -0.0001 is -0.000 otherwise.
+            # Rounded first, as -0.0001 would be printed as -0.000.
             numbers = "".join(
                 f"{round(values[key], 3) + 0.0:9.3f}" for key in ("start", "end", "change")
             )
@@ -110,11 +111,11 @@ def summary_table(agents: Summary, roles: Summary) -> str:
 def sample_table(
     before: Mapping[str, Sequence[Sample]], after: Mapping[str, Sequence[Sample]]
 ) -> str:
-    """The same queries before and after training: the chain, then what agents answer solo.
+    """Formats responses to the same queries before and after training: the chain's, then the agents' solo responses.
 
     Args:
-        before, after: by agent, a solo sample for each query; of a run with several roles also
-            those of its first chain, as `chain`, role by role.
+        before, after: samples by agent, one solo sample per query. Under `chain`, a run with several roles also has
+            samples of its first chain, role by role.
     """
     first_agent = next(name for name in before if name != "chain")
     lines = []
@@ -134,7 +135,7 @@ def sample_table(
 
 
 def _reward(answer: Sample) -> float:
-    """The task reward, with the chain's team reward where there is one, as in the lines of progress."""
+    """Returns the task reward plus any team reward, as in the progress lines."""
     return answer["task_reward"] + answer.get("team_reward", 0.0)
 
 
@@ -144,12 +145,12 @@ def _chain_answers(
     row: int,
     queries: int,
 ) -> dict[str, Sample]:
-    """The answers to one query, by their labels."""
+    """Returns the answers to one query, by label."""
     answers = {}
     for stage, by_agent in (("before", before), ("after", after)):
         for answer in by_agent["chain"][row::queries]:
             answers[f"{stage}: {answer['agent']} as {answer['role']}"] = answer
-    pioneer = after["chain"][row]["agent"]  # its solo answer is its answer as the pioneer
+    pioneer = after["chain"][row]["agent"]  # the chain already has its solo answer
     for agent, samples in after.items():
         if agent not in ("chain", pioneer):
             answers[f"after: {agent} solo"] = samples[row]
@@ -157,10 +158,9 @@ def _chain_answers(
 
 
 def interval_cell(row: Mapping[str, Any], metric: str) -> str:
-    """A metric with the half-width of its interval, METRIC_ci, which is None where there is none; a count, such as of
-    calls, alone.
+    """Formats a metric with METRIC_ci, the half-width of its interval, which may be None.
 
-    Nothing where a row has no such metric.
+    A metric without METRIC_ci, such as a number of calls, stands alone. The cell is empty if the row lacks the metric.
     """
     if metric not in row:
         return ""
@@ -175,7 +175,7 @@ def interval_cell(row: Mapping[str, Any], metric: str) -> str:
 def interval_rows(
     rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]
 ) -> list[dict[str, str]]:
-    """An evaluation's rows by the titles of their columns: `model`, and each metric with its interval."""
+    """Returns an evaluation's rows by column title: `model`, and each metric with its interval."""
     return [
         {"model": row["name"]}
         | {title: interval_cell(row, metric) for metric, title in titles.items()}
@@ -186,14 +186,14 @@ def interval_rows(
 def interval_table(
     rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int | None = None
 ) -> str:
-    """A line per model, each metric METRIC with the half-width of its interval, METRIC_ci.
+    """Formats a line per model, each metric METRIC with METRIC_ci, the half-width of its interval.
 
-    Metrics that do not fit beside each other go to further tables below.
+    Metrics that do not fit side by side go into further tables below.
 
     Args:
-        rows: of numbers, each with the `name` of its model. One of a name alone is a heading.
-        titles: of the metrics.
-        width: characters in a line; None: those of the terminal, or 80.
+        rows: numbers, each row with the `name` of its model. A row with only a name is a heading.
+        titles: the metrics' titles.
+        width: characters per line; None: the terminal's width, or 80.
     """
     width = width or shutil.get_terminal_size().columns
     names = [row["name"] for row in rows]
@@ -215,7 +215,7 @@ def interval_table(
 def _parts(
     rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int
 ) -> list[list[tuple[list[str], list[str]]]]:
-    """The columns of each table, at least one: the lines of its title, and its cells."""
+    """Splits columns into tables that fit `width`. A column is the lines of its title, and its cells."""
     parts: list[list[tuple[list[str], list[str]]]] = []
     free = 0
     for metric, title in titles.items():
@@ -231,24 +231,23 @@ def _parts(
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose cells are shown as they are, whatever a model has written into them."""
+    """Formats a Markdown table with escaped cells, so that models' texts appear verbatim."""
     lines = [f"| {' | '.join(markdown(cell) for cell in row)} |" for row in (titles, *rows)]
     rule = "|" + "---|" * len(titles)
     return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def query_label(query: str, columns: Mapping[str, Any]) -> str:
-    """A query with the columns that prompts and rewards name, as in `Name one. [letter: a]`."""
+    """Formats a query with the columns that prompts and rewards use, as in `Name one. [letter: a]`."""
     shown = ", ".join(f"{name}: {value}" for name, value in columns.items())
     return f"{query} [{shown}]" if shown else query
 
 
 # Escapes
 
-MARKUP = "<>&|`*_[]#~\\$"  # characters that mean something in Markdown or HTML
-# Characters that act on their surroundings: control characters, those that turn the direction of
-# writing, line separators, lone surrogates, and tags, which carry text that nobody sees. Spaces of other widths and the
-# joiners of Persian words and of emoji are part of a text.
+MARKUP = "<>&|`*_[]#~\\$"  # characters with a meaning in Markdown or HTML
+# Characters that act on their surroundings: control characters, direction marks, line separators, lone surrogates,
+# and tags, which carry invisible text. Spaces of other widths, and the joiners of Persian words and emoji, are kept.
 ACTING = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
     r"|[\U000e0000-\U000e007f]"
@@ -256,19 +255,19 @@ ACTING = re.compile(
 
 
 def one_line(text: str) -> str:
-    """The text with characters that act on their surroundings, line breaks among them, shown as escapes."""
+    """Escapes characters that act on their surroundings, including line breaks."""
     return ACTING.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def printable(text: str) -> str:
-    """The text with its line breaks; all other characters that act are shown as escapes."""
+    """Escapes characters that act on their surroundings, except line breaks."""
     return "\n".join(one_line(line) for line in text.split("\n"))
 
 
 def markdown(text: str) -> str:
-    """The text as one line of Markdown that shows it as it is."""
+    """Escapes a text so that Markdown shows it verbatim, on one line."""
     text = one_line(text)
-    # As in agent_1.
+    # Underscores inside a word, as in agent_1, have no effect.
     harmless = {match.start() for match in re.finditer(r"(?<=[^\W_])_(?=[^\W_])", text)}
     characters = []
     for position, character in enumerate(text):

@@ -1,4 +1,4 @@
-"""wandb, TensorBoard or trackio beside the run's own files, through accelerate's trackers: `tracker`."""
+"""Logs to wandb, TensorBoard or trackio besides the run's files, through accelerate's trackers (`tracker`)."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from cory.run.tables import query_label
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
-COLUMNS = ("iteration", "agent", "role", "query", "completion", "task_reward")  # of samples.jsonl
-WANDB_TIMEOUT = 20  # seconds to reach its server
+COLUMNS = ("iteration", "agent", "role", "query", "completion", "task_reward")  # from samples.jsonl
+WANDB_TIMEOUT = 20  # seconds to reach wandb's server
 
 
 class Trackers(Callback):
-    """Passes metrics, timings and samples of each iteration on to the tracker of the settings, in the main process.
+    """Logs metrics, timings and samples of each iteration to the configured tracker, in the main process.
 
-    A tracker that cannot start ends the run before its first iteration. One that fails later is left, and the run
-    goes on.
+    A tracker that cannot start ends the run before its first iteration. A tracker that fails later is dropped, and the
+    run goes on without it.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,12 @@ class Trackers(Callback):
         run.exits.callback(self._attempt, run, self.tracker.finish)  # however the run ends
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        # An agent that holds several roles has a curve for each of them.
+        # An agent that holds several roles has a curve per role.
         several_roles = trainer.config.cory.num_roles > trainer.config.cory.num_agents
         self._attempt(trainer.run, lambda: self._log(iteration, several_roles))
 
     def _attempt(self, run: Run, action: Callable[[], None]) -> None:
-        """Does something with the tracker, if there is one. If that fails, it is left for the rest of the run."""
+        """Calls the tracker, if there is one. A tracker that fails is dropped for the rest of the run."""
         if self.tracker is None:
             return
         try:
@@ -59,7 +59,7 @@ class Trackers(Callback):
         except Exception as error:
             reason = " ".join(str(error).split())
             run.say(
-                f"Warning: {self.tracker.name} has failed and gets nothing more of this run ({reason})."
+                f"Warning: {self.tracker.name} has failed; the rest of this run is not logged to it ({reason})."
             )
             self.tracker = None
 
@@ -70,7 +70,7 @@ class Trackers(Callback):
         }
         values = curves(iteration.records, several_roles) | timings
         self.tracker.log(values, step=iteration.index)
-        # accelerate has tables of texts for wandb alone.
+        # accelerate supports tables of texts only for wandb.
         if iteration.samples and self.tracker.name == "wandb":
             samples = [
                 {**sample, "query": query_label(sample["query"], sample["columns"])}
@@ -83,12 +83,12 @@ class Trackers(Callback):
 
 
 def start_tracker(config: Config, run: Run) -> GeneralTracker:
-    """Starts the tracker of the settings, which continues its own run if this one is resumed."""
+    """Starts the configured tracker; if the run is resumed, the tracker continues its run, too."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     options: dict[str, Any] = {"name": run.folder.name}
     if config.tracker == "tensorboard":
-        # Iterations that are repeated are shown once.
+        # Drops the steps of iterations that are repeated after a resume.
         purge_step = len(run.seconds) if run.resumed else None
         options = {"logging_dir": str(run.folder), "purge_step": purge_step}
     elif config.tracker == "wandb":
@@ -107,14 +107,14 @@ def start_tracker(config: Config, run: Run) -> GeneralTracker:
 
 
 def wandb_options(run: Run) -> dict[str, Any]:
-    """Options of `wandb.init`. The id of wandb's run is kept in the run's folder."""
+    """Returns options for `wandb.init`. The id of wandb's run is kept in the run's folder."""
     import wandb
 
     file = run.folder / "wandb_id"
     if not file.exists():
         write_text(file, secrets.token_hex(4))
     return {
-        "name": run.folder.name[:128],  # wandb takes no longer ones
+        "name": run.folder.name[:128],  # wandb's longest name
         "dir": str(run.folder),
         "id": file.read_text(encoding="utf-8"),
         "resume": "allow" if run.resumed else None,
@@ -123,7 +123,7 @@ def wandb_options(run: Run) -> dict[str, Any]:
 
 
 def curves(records: list[dict[str, Any]], several_roles: bool) -> dict[str, float]:
-    """The numbers of an iteration by the names of their curves: `agent_1/kl`, or `agent_1/pioneer/kl`."""
+    """Returns an iteration's numbers by curve: `agent_1/kl`, or `agent_1/pioneer/kl` with several roles."""
     values: dict[str, float] = {}
     for record in records:
         agent, role = record["agent"], record["role"]

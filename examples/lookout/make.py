@@ -1,11 +1,11 @@
-"""Makes the world of the lookout: queries (train.jsonl, test.jsonl) and a small language model that knows its phrases.
+"""Makes the lookout's data (train.jsonl, test.jsonl) and a small language model that knows its phrases.
 
     python examples/lookout/make.py            # half a minute on one core, into examples/lookout/out
     python examples/lookout/make.py FOLDER     # into another folder
 
-The model, a GPT-2 of 0.1 M parameters, learns from generated calls in both prompt forms. Its texts are those of an
-unreliable crew: a lookout reports the land, or another direction, or guesses an order; a helmsman who hears a report
-often steers by it, and guesses otherwise.
+The model, a GPT-2 of 0.1 M parameters, learns from generated calls of an unreliable crew, in both prompt forms. The
+lookout reports the land or another direction, or guesses an order. The helmsman often steers by a report and guesses
+otherwise.
 """
 
 import json
@@ -16,7 +16,7 @@ from pathlib import Path
 import yaml
 
 if __name__ == "__main__":
-    # For a checkout that is not installed.
+    # Makes the packages importable from a checkout that is not installed.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from rewards import ORDERS, WINDS, right_call
@@ -32,14 +32,14 @@ PLACES = "Bell Rock, Cape Fear, Gull Island, Hook Bay, Long Sand, Mill Point, Ra
     ", "
 )
 TRUE_REPORTS, FALSE_REPORTS = 0.4, 0.2  # shares of the lookout's calls; the rest guess an order
-FOLLOWED = 0.7  # share of the reports that a helmsman steers by
+FOLLOWED = 0.7  # share of the reports by which a helmsman steers
 TEXTS, STEPS = 12000, 600
 SIZE = {"width": 64, "layers": 2, "positions": 64}
 TRAINING = {"learning_rate": 2e-3, "beta2": 0.98, "sinusoids": True, "initializer_range": 0.15}
 
 
 def rows(split: str) -> list[dict[str, str]]:
-    """Every ship at every place with every land and course, shuffled; a quarter of the voyages is for testing."""
+    """Returns a split's shuffled rows: each voyage with every land and course. A quarter of voyages is for tests."""
     voyages = [f"The {ship} sails in fog off {place}." for ship in SHIPS for place in PLACES]
     random.Random(0).shuffle(voyages)
     cut = len(voyages) * 3 // 4
@@ -55,12 +55,12 @@ def rows(split: str) -> list[dict[str, str]]:
 
 
 def guess(rng: random.Random) -> str:
-    """Any order."""
+    """Returns a random order."""
     return f"Steer {rng.choice(ORDERS)}!"
 
 
 def text(rng: random.Random, row: dict[str, str], templates: dict[str, str]) -> str:
-    """A prompt of either role with what a member of the unreliable crew answers."""
+    """Returns a prompt of either role, followed by the unreliable crew's answer."""
     kind = rng.choices(
         ["true", "false", "guess"], [TRUE_REPORTS, FALSE_REPORTS, 1 - TRUE_REPORTS - FALSE_REPORTS]
     )[0]
@@ -89,7 +89,7 @@ def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
 
 
 def command_line() -> None:
-    """See the module."""
+    """Runs the script; see the module's docstring."""
     make_into(FOLDER / "out", make, __doc__)
 
 

@@ -1,11 +1,11 @@
-"""The rule of the lookout's world: an order is right if it turns the ship towards the land."""
+"""The lookout's reward: an order is right if it turns the ship towards the land."""
 
 WINDS = ["north", "east", "south", "west"]
-ORDERS = ["ahead", "starboard", "back", "port"]  # by quarter turns from the ship's course
+ORDERS = ["ahead", "starboard", "back", "port"]  # in quarter turns from the ship's course
 
 
 def right_call(land: str, course: str) -> str:
-    """The one call that earns a reward.
+    """Returns the only call that earns a reward.
 
     >>> right_call(land="west", course="south")
     'Steer starboard!'
@@ -16,10 +16,10 @@ def right_call(land: str, course: str) -> str:
 def reward(
     prompts: list[str], completions: list[str], land: list[str], course: list[str]
 ) -> list[float]:
-    """1.0 where a completion is the right order and nothing else, else 0.0; the same for both roles.
+    """Returns 1.0 for a completion that is exactly the right order, otherwise 0.0; the same for both roles.
 
     >>> reward(["", "", ""], [" Steer port!", " Steer ahead!", " Land north!"], ["north"] * 3, ["east"] * 3)
     [1.0, 0.0, 0.0]
     """
     rows = zip(completions, land, course, strict=True)
-    return [float(completion.strip() == right_call(*where)) for completion, *where in rows]
+    return [float(completion.strip() == right_call(*facts)) for completion, *facts in rows]

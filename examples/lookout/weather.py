@@ -1,11 +1,12 @@
-"""The lookout's world in changing weather, which sets how much an observer can gain from what it reads.
+"""Makes the lookout's data in changing weather, which sets how much an observer gains from what it reads.
 
     python examples/lookout/weather.py            # half a minute on one core, into examples/lookout/out/weather
     python examples/lookout/weather.py FOLDER     # into another folder
 
 In fog, as in `make.py`, the lookout sees the land and the helmsman knows the course. In clear weather both see both, so
-each can find the right order alone. FOLDER/fog_0, fog_25, ... fog_100 hold queries of which so many percent are in fog;
-FOLDER/model is one small language model for all of them. In clear weather its crew knows the order half of the time.
+each can find the right order alone. FOLDER/fog_0, fog_25, ... fog_100 hold queries with 0, 25, ... 100 % of the voyages
+in fog. FOLDER/model is one small language model for all of them; in clear weather, its crew knows the order half of the
+time.
 """
 
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 import yaml
 
 if __name__ == "__main__":
-    # For a checkout that is not installed.
+    # Makes the packages importable from a checkout that is not installed.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from make import FALSE_REPORTS, FOLDER, FOLLOWED, SIZE, STEPS, TEXTS, TRAINING, TRUE_REPORTS, guess
@@ -29,11 +30,13 @@ from toys.make import make_into
 from toys.small_models import save_half, train_gpt2, train_tokenizer
 
 FOG = (0, 25, 50, 75, 100)  # percent of the queries
-RIGHT = 0.5  # share of orders that are known to be right in clear weather; the rest are guesses
+RIGHT = 0.5  # share of orders that the crew knows in clear weather; the rest are guesses
 
 
 def rows(split: str, fog: float, seed: int = 0) -> list[dict[str, str]]:
-    """The voyages of `make.py`, a share `fog` of them in fog; `sees` and `knows` are what lookout and helmsman do."""
+    """Returns the voyages of `make.py`, a share `fog` of them in fog, with texts on what the lookout `sees` and the
+    helmsman `knows`.
+    """
     rng, made = random.Random(seed), []
     for row in foggy_rows(split):
         land, course = row["land"], row["course"]
@@ -54,15 +57,15 @@ def rows(split: str, fog: float, seed: int = 0) -> list[dict[str, str]]:
 
 
 def text(rng: random.Random, row: dict[str, str], templates: dict[str, str]) -> str:
-    """A prompt of either role with what a member of the unreliable crew answers."""
+    """Returns a prompt of either role, followed by the unreliable crew's answer."""
     right = right_call(row["land"], row["course"])
     clear = "clear" in row["prompt"]
     kind = rng.choices(
         ["true", "false", "guess"], [TRUE_REPORTS, FALSE_REPORTS, 1 - TRUE_REPORTS - FALSE_REPORTS]
     )[0]
     reported = row["land"] if kind == "true" else rng.choice(WINDS)
-    own = right if clear and rng.random() < RIGHT else guess(rng)
-    call = own if clear or kind == "guess" else f"Land {reported}!"
+    order = right if clear and rng.random() < RIGHT else guess(rng)
+    call = order if clear or kind == "guess" else f"Land {reported}!"
     if rng.random() < 0.5:
         return f"{fill(templates['pioneer_prompt'], row)} {call}"
     follows = not clear and kind != "guess" and rng.random() < FOLLOWED
@@ -94,7 +97,7 @@ def make(folder: Path, texts: int = 2 * TEXTS, steps: int = 2 * STEPS) -> None:
 
 
 def command_line() -> None:
-    """See the module."""
+    """Runs the script; see the module's docstring."""
     make_into(FOLDER / "out/weather", make, __doc__)
 
 

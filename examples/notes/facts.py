@@ -1,9 +1,9 @@
-"""How many facts the notes of each run name, and its first notes, from the responses of its evaluation on fresh.jsonl.
+"""Counts the facts in each run's notes, from the responses of its evaluation on fresh.jsonl.
 
     python -m examples.notes.facts FOLDER_OF_RUNS/evaluation/*/responses.jsonl
 
-A JSON line for each run, and one for the untrained model: on how many of the listings its note names 0, 1, 2, 3 and 4
-facts (`notes_by_facts_named`), and the first five listings, each with note and answer.
+Prints a JSON line for each run and one for the untrained model: the numbers of notes that name 0, 1, 2, 3 and 4 facts
+(`notes_by_facts_named`), and the first five listings, each with note and answer.
 """
 
 import argparse
@@ -22,8 +22,8 @@ FIRST = 5
 
 
 def of_responses(file: Path) -> Iterator[dict[str, Any]]:
-    """The line of each note-taker of an evaluation: a run's first agent, or the untrained model."""
-    notes: dict[str, dict[int, str]] = {}  # by model and query, as answers
+    """Yields a line for each note-taker of an evaluation: a run's first agent, or the untrained model."""
+    notes: dict[str, dict[int, str]] = {}  # by model and query, like `answers`
     answers: dict[str, dict[int, str]] = {}
     for row in parse_rows(file.read_text(encoding="utf-8"), str(file)):
         text = row["completions"][0].strip()
@@ -38,9 +38,9 @@ def of_responses(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def of_notes(notes: Mapping[int, str], answers: Mapping[int, str]) -> dict[str, Any]:
-    """How many facts the notes name, and the first of them. Both by query, which is a row of fresh.jsonl."""
+    """Counts the facts that notes name, and returns the first notes. Queries are rows of fresh.jsonl."""
     flats = flats_of("fresh")
-    named = Counter(
+    fact_counts = Counter(
         sum(is_named(note, flats[query][fact]) for fact in FACTS) for query, note in notes.items()
     )
     first = [
@@ -53,7 +53,7 @@ def of_notes(notes: Mapping[int, str], answers: Mapping[int, str]) -> dict[str, 
         }
         for query in sorted(notes)[:FIRST]
     ]
-    counts = [named[number] for number in range(len(FACTS) + 1)]
+    counts = [fact_counts[number] for number in range(len(FACTS) + 1)]
     return {"notes_by_facts_named": counts, "first": first}
 
 

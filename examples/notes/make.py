@@ -1,13 +1,13 @@
-"""Makes the listings of the notes (train.jsonl, test.jsonl) and a small language model that can read them, for the toy.
+"""Makes the notes' listings (train.jsonl, test.jsonl, fresh.jsonl) and the toy's small language model.
 
-questions.jsonl has the listings of train.jsonl with all four questions about each.
+questions.jsonl has the listings of train.jsonl, each with all four questions.
 
     python examples/notes/make.py            # a minute on one core, into examples/notes/out
     python examples/notes/make.py FOLDER     # into another folder
 
-The model, a GPT-2 of 0.1 M parameters, learns from notes and answers in both prompt forms of toy.yaml. Its texts are
-those of an unreliable pair. A note holds some of the facts, in any order and not all of them right, or it is an aside.
-An answer often follows the note, and is a guess otherwise.
+The model, a GPT-2 of 0.1 M parameters, learns from the notes and answers of an unreliable pair, in both prompt forms of
+toy.yaml. A note is an aside, or holds some of the facts in any order, not all of them right. An answer often follows
+the note, and is a guess otherwise.
 """
 
 import itertools
@@ -19,7 +19,7 @@ from pathlib import Path
 import yaml
 
 if __name__ == "__main__":
-    # For a checkout that is not installed.
+    # Makes the packages importable from a checkout that is not installed.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from cory.command import main
@@ -63,24 +63,24 @@ QUESTIONS = {
 }
 IN_A_NOTE = {"street": "{street}", "rooms": "{rooms} rooms", "rent": "{rent}", "pets": "{pets}"}
 ROWS = {"train": 2000, "test": 200, "fresh": 1000}
-LEAD = 8  # words of a listing that take as many tokens of SmolLM2, 12 on average, as a short note
+LEAD = 8  # words of a listing; they take 12 tokens of SmolLM2 on average, like a short note
 
 # The toy's unreliable pair.
 ABOUT_FACTS = 0.7  # share of the notes that hold facts; the rest are asides
 TRUE = 0.7  # share of a note's facts that are right
-FOLLOWED = 0.7  # share of the answers that follow a note which holds the fact
+FOLLOWED = 0.7  # share of the answers that follow a note if it holds the fact
 TEXTS, STEPS = 12000, 900
 SIZE = {"width": 64, "layers": 2, "positions": 80}
 TRAINING = {"learning_rate": 2e-3, "beta2": 0.98, "sinusoids": True, "initializer_range": 0.15}
 
 
 def any_flat(rng: random.Random) -> dict[str, str]:
-    """A value of each fact."""
+    """Draws a value of each fact."""
     return {fact: rng.choice(values) for fact, values in FACTS.items()}
 
 
 def listing(rng: random.Random, flat: dict[str, str]) -> str:
-    """All facts of a flat and an aside, in any order."""
+    """Writes a flat's facts and an aside, in random order."""
     sentences = [rng.choice(SENTENCES[fact]).format(**flat) for fact in FACTS] + [
         rng.choice(ASIDES)
     ]
@@ -89,7 +89,7 @@ def listing(rng: random.Random, flat: dict[str, str]) -> str:
 
 
 def flats(rng: random.Random) -> list[dict[str, str]]:
-    """Flats that differ in at least one fact, each with its listing and the fact that is asked for."""
+    """Draws flats that differ in at least one fact, each with its listing and the fact asked for."""
     made: dict[tuple[str, ...], dict[str, str]] = {}
     while len(made) < sum(ROWS.values()):
         flat = any_flat(rng)
@@ -102,15 +102,13 @@ def flats(rng: random.Random) -> list[dict[str, str]]:
 
 
 def flats_of(split: str) -> list[dict[str, str]]:
-    """The flats of a split. No flat is in two."""
+    """Returns the flats of a split. Splits share no flat."""
     made = iter(flats(random.Random(0)))
     return {name: list(itertools.islice(made, size)) for name, size in ROWS.items()}[split]
 
 
 def row(flat: dict[str, str], asked: str) -> dict[str, str]:
-    """A row of the dataset, with the question about one fact: `listing`, its first words as `lead`, `question` and
-    `answer`.
-    """
+    """Returns a row with the question about one fact: `listing`, its first words as `lead`, `question`, `answer`."""
     return {
         "listing": flat["listing"],
         "lead": " ".join(flat["listing"].split()[:LEAD]),
@@ -120,17 +118,17 @@ def row(flat: dict[str, str], asked: str) -> dict[str, str]:
 
 
 def rows(split: str) -> list[dict[str, str]]:
-    """A row for each flat of a split, with its question."""
+    """Returns a row for each flat of a split, with its question."""
     return [row(flat, flat["asked"]) for flat in flats_of(split)]
 
 
 def questions() -> list[dict[str, str]]:
-    """Four rows for each flat to learn from, one after the other: a question about each fact."""
+    """Returns four consecutive rows for each training flat, a question about each fact."""
     return [row(flat, fact) for flat in flats_of("train") for fact in FACTS]
 
 
 def text(rng: random.Random, templates: dict[str, str]) -> str:
-    """A prompt of either role with what one of the unreliable pair writes."""
+    """Returns a prompt of either role, followed by the unreliable pair's response."""
     flat = any_flat(rng)
     noted: dict[str, str] = {}
     if rng.random() < ABOUT_FACTS:
@@ -159,13 +157,13 @@ def make(folder: Path, texts: int = TEXTS, steps: int = STEPS) -> None:
     rng = random.Random(0)
     corpus = [text(rng, templates) for _ in range(texts)]
     tokenizer = train_tokenizer(corpus, vocab_size=512)
-    # Both roles' prompts end with a colon, and no note or answer has one.
+    # Both roles' prompts end with a colon; notes and answers contain none.
     model = train_gpt2(corpus, tokenizer, **SIZE, **TRAINING, steps=steps, after=":")
     save_half(model, tokenizer, folder / "model")
 
 
 def command_line() -> None:
-    """See the module."""
+    """Runs the script; see the module's docstring."""
     make_into(FOLDER / "out", make, __doc__)
 
 

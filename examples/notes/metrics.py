@@ -1,4 +1,4 @@
-"""What notes name and which questions are answered rightly, by the fact that is asked for: recorded by credit.yaml."""
+"""Metrics of credit.yaml, by the fact asked for: whether notes name it, and whether answers are right."""
 
 import re
 from collections.abc import Callable
@@ -9,12 +9,12 @@ Values = list[float | None]
 
 
 def is_named(note: str, value: str) -> bool:
-    """Whether a note holds a fact; of a street, its name is enough."""
+    """Whether a note holds a fact; a street's name is enough."""
     return bool(re.search(rf"\b{value.removesuffix(' Street')}\b", note, re.IGNORECASE))
 
 
 def _named(fact: str) -> Callable[..., Values]:
-    """1.0 where a note holds the fact, 0.0 where it does not; None for answers, and where another fact is asked for."""
+    """Makes a metric: 1.0 if a note holds the fact, 0.0 if not; None for answers, and if another fact is asked for."""
 
     def metric(
         prompts: list[str],
@@ -36,7 +36,7 @@ def _named(fact: str) -> Callable[..., Values]:
 
 
 def _right(fact: str) -> Callable[..., Values]:
-    """The reward of an answer to the question for the fact; None for notes and other answers."""
+    """Makes a metric: the reward of an answer to the question about the fact; None for notes and other answers."""
 
     def metric(
         prompts: list[str],

@@ -1,10 +1,10 @@
-"""The rule of the notes' world: an answer is right if it is the fact that was asked for, and nothing else."""
+"""The notes' reward: an answer is right if it is exactly the fact that was asked for."""
 
 
 def reward(
     prompts: list[str], completions: list[str], role: list[str], answer: list[str]
 ) -> list[float]:
-    """1.0 where the answerer's completion is the right answer and nothing else; a note earns nothing.
+    """Returns 1.0 if the answerer's completion is exactly the right answer, otherwise 0.0; a note earns nothing.
 
     >>> reward([""] * 3, [" Mill Lane.", " 3 rooms", " 3"], ["note_taker", "answerer", "answerer"], ["3"] * 3)
     [0.0, 0.0, 1.0]

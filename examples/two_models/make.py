@@ -1,4 +1,4 @@
-"""Makes two small models with tokenizers of their own, and the bills that they pay together.
+"""Makes two small models, each with its own tokenizer, and the bills that they pay together.
 
 python examples/two_models/make.py     # half a minute on one core, into examples/two_models/out
 """
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    # For a checkout that is not installed.
+    # Makes the packages importable from a checkout that is not installed.
     sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from team import COINS
@@ -31,7 +31,7 @@ def make(folder: Path) -> None:
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(lines)
 
-    # Before training, Ann pays any part of a bill, and Bob what is left of it in one of three cases.
+    # Before training, Ann pays any part of a bill, and Bob the remainder in one of three cases.
     texts = []
     for _ in range(6000):
         bill = rng.choice(bills)
