@@ -36,13 +36,13 @@ def is_share(metric: str) -> bool:
 def mean_cell(values: "pd.Series[float]", metric: str) -> str:
     """Formats the mean over seeds and its interval; empty without values.
 
-    The interval is left out if it would reach below 0 although no value does: there are too few seeds.
+    A metric other than a reward has no interval if it would reach below 0 although no value does: the seeds are too few.
     """
     values = values.dropna()
     if not len(values):
         return ""
     interval = over_seeds(values)
-    if interval.low < 0 <= values.min():
+    if "reward" not in metric and interval.low < 0 <= values.min():
         interval = interval._replace(low=math.nan, high=math.nan)
     percent = is_share(metric)
     return interval.plus_minus(0 if percent else 2, percent)
