@@ -36,7 +36,7 @@ def is_share(metric: str) -> bool:
 def mean_cell(values: "pd.Series[float]", metric: str) -> str:
     """Formats the mean over seeds and its interval; empty without values.
 
-    A metric other than a reward has no interval if it would reach below 0 although no value does: the seeds are too few.
+    Rewards aside, there is no interval if it would reach below 0 although no value does: the seeds are too few.
     """
     values = values.dropna()
     if not len(values):
