@@ -4,8 +4,9 @@ The model is shipped in `weights/` beside this file (made by `toys/make_gsm8k_to
 are the same everywhere. They have GSM8K's form with one to three steps and small numbers, without its <<calculator>>
 annotations. Two in five of the training solutions are wrong, by a guess without steps or a wrong operation in one
 step. The model therefore knows more than it shows, like a pre-trained LLM, and RL can raise how often it works a
-problem out. In the observer's prompt form, right solutions are mostly followed and wrong ones mostly corrected, so
-another agent's solution is worth reading. Drills teach the calculations themselves.
+problem out. In training texts with the observer's prompt, the answer repeats a right solution four times in five and
+corrects a wrong one about half the time, so another agent's solution is worth reading. Drills teach the calculations
+themselves.
 """
 
 import random
@@ -113,7 +114,7 @@ LARGEST_NUMBER = 16  # largest number in a right solution
 
 
 def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | None]:
-    """Returns the expression with its numbers, and its result; None if that is no whole number from 0 to 99."""
+    """Returns the expression with its numbers, and its result; None if it is not a whole number from 0 to 99."""
     first, *rest = (str(values.get(term, term)) for term in expression.split())
     total = int(first)
     for operator, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
@@ -130,7 +131,7 @@ def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | N
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, the steps to its answer, and its numbers; `held_out` if the combination belongs to the test split."""
+    """A question, the steps to its answer, its numbers, and whether the test split has its template and numbers."""
 
     question: str
     steps: tuple[str, ...]
@@ -154,7 +155,7 @@ def _another_operation(expression: str, values: Mapping[str, int]) -> str:
 def solve(rng: random.Random, problem: Problem, mistake: bool = False) -> str | None:
     """Returns the solution in GSM8K's form; with `mistake`, one step uses a wrong operation.
 
-    Returns None if a result is no whole number from 0 to 99.
+    Returns None if a result is not a whole number from 0 to 99.
     """
     values = dict(problem.numbers)
     steps = problem.steps
@@ -190,7 +191,7 @@ def problem(rng: random.Random) -> Problem:
         }
         words |= {"them": "her" if they == "she" else "him", "item": rng.choice(ITEMS)}
         question, *steps = template.format(**words, **dict(numbers)).split("|")
-        # Only template and numbers decide the split, so a held-out problem is not trained on with other names.
+        # Only template and numbers decide the split, so a held-out problem cannot appear in training with other names.
         held_out = random.Random(f"{template}{numbers}").random() < 0.1
         made = Problem(question, tuple(steps), numbers, held_out)
         if (

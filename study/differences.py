@@ -1,4 +1,4 @@
-"""Primary comparisons of the pages about learners: groups against the baseline, seed by seed."""
+"""The table of primary comparisons on results pages about learners: groups against the baseline, seed by seed."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ HELD_OUT = "held out: "  # prefix of an evaluation's metrics
 def differences(
     study: Study, metrics: Sequence[str], calls: int = 1, groups: Sequence[str] = ()
 ) -> Rows:
-    """Returns a row per metric and group: both means, and the group minus the baseline.
+    """Returns a row per metric and group: its mean, the baseline's mean, and their difference.
 
-    A ✓ marks differences that survive Holm's correction over all rows. If the groups share at least two seeds, only
-    these count.
+    A ✓ marks differences that survive Holm's correction over all rows. If a group and the baseline share at
+    least two seeds, only shared seeds are used.
 
     Args:
         metrics: metrics at the end of training; with the prefix `held out: `, metrics of the evaluation.
-        calls: the number of calls of the evaluation.
+        calls: of held-out metrics: 1 if an agent answers by itself, 2 if it has read an earlier answer.
         groups: the groups to compare with the baseline. Empty: all.
     """
     compared = []

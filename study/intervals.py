@@ -18,7 +18,7 @@ class Interval(NamedTuple):
         value: the value.
         low, high: the interval's ends; NaN if there is none.
         n: the number of seeds or queries.
-        p: the two-sided p-value of Student's t for a true value of 0 (1 for ratios); NaN if it was not computed.
+        p: the two-sided p-value of a t-test against a true value of 0, or 1 for a ratio; NaN if not computed.
     """
 
     value: float
@@ -31,12 +31,12 @@ class Interval(NamedTuple):
         return self.text(".2f")
 
     def text(self, form: str) -> str:
-        """Formats `0.15 (0.10 to 0.20)`, or only the value without an interval; `form` is the numbers' format."""
+        """Formats `0.15 (0.10 to 0.20)`, or only the value if there is no interval; `form` is the numbers' format."""
         value, low, high = (format(number, form) for number in (self.value, self.low, self.high))
         return value if math.isnan(self.low) else f"{value} ({low} to {high})"
 
     def plus_minus(self, digits: int = 2, percent: bool = False) -> str:
-        """Formats `0.15 ± 0.05`, or only the value without an interval. The interval must be symmetric."""
+        """Formats `0.15 ± 0.05`, or only the value if there is no interval. The interval must be symmetric."""
         scale, unit = (100, " %") if percent else (1, "")
         value = f"{scale * self.value:.{digits}f}"
         half = "" if math.isnan(self.high) else f" ± {scale * (self.high - self.value):.{digits}f}"
@@ -66,8 +66,8 @@ def over_seeds(values: Sequence[float] | pd.Series) -> Interval:
 def difference(ours: pd.Series, theirs: pd.Series) -> Interval:
     """Returns the difference of two groups' means, with an interval by Student's t.
 
-    Runs of one seed draw the same queries in the same order, so they are paired: the interval is of the differences
-    seed by seed. If fewer than two seeds are in both groups, it is Welch's.
+    Runs with the same seed draw the same queries in the same order, so they are paired, and the interval is that of
+    the differences by seed. If the groups share fewer than two seeds, Welch's interval is used.
 
     Args:
         ours, theirs: one value per seed, indexed by seed.
@@ -115,7 +115,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
 
 
 def geometric(values: Sequence[float] | pd.Series) -> Interval:
-    """Returns the geometric mean of one value per seed, by Student's t on logarithms; NaN if a value is not above 0."""
+    """Returns the geometric mean of one value per seed, with Student's t on logarithms; NaN unless all are above 0."""
     values = [float(value) for value in values]
     if not all(value > 0 for value in values):
         return over_seeds([math.nan] * len(values))

@@ -48,11 +48,11 @@ NAMED = 5  # tensors named in an error; the others are counted
 
 
 def find(name: str, key: str, revision: str | None = None) -> dict[str, Any]:
-    """Returns from_pretrained arguments that say where to load a model from. A cached model needs no Hub.
+    """Returns from_pretrained arguments that say where to load a model from: the cache, if the Hub cannot be reached.
 
     Args:
         name: Hub id or local folder.
-        key: the key that named the model, for messages.
+        key: the setting that names the model, for messages.
         revision: revision of a model on the Hub.
 
     Raises a UserError if the folder does not exist, a revision is given for a folder, or the Hub refuses or does not
@@ -82,12 +82,12 @@ def find(name: str, key: str, revision: str | None = None) -> dict[str, Any]:
 def load_tokenizer(
     name: str, where: dict[str, Any], key: str = "model.name"
 ) -> PreTrainedTokenizerBase:
-    """Loads a model's tokenizer. Without a pad token it pads with its end token, as padding is masked everywhere.
+    """Loads a model's tokenizer. If it has no pad token, it pads with its end token: padding is always masked.
 
     Args:
         name: Hub id or local folder.
         where: see `find`.
-        key: the key that named the model, for messages.
+        key: the setting that names the model, for messages.
 
     Raises a UserError if the tokenizer is missing or unreadable.
     """
@@ -112,16 +112,16 @@ def load_policy(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Loads a causal language model and its tokenizer, on the CPU if not quantized.
 
-    A PEFT folder gives its base with the adapter merged, so the adapter is also part of the reference.
+    For a PEFT folder this loads the base and merges the adapter into it. The KL reference then includes the adapter.
 
     Args:
         model: settings of the model.
         device: device of quantized weights; None: the CPU.
-        merge: whether to merge an adapter. Leaving it unmerged is exact on a quantized base, where merging rounds.
+        merge: whether to merge an adapter. On a quantized base merging rounds weights; an unmerged adapter is exact.
 
     Raises:
-        UserError: the model or its tokenizer is missing; the model is no causal language model, lacks weights, or has
-            too few embeddings for its tokenizer; an adapter lacks weights, or its base is missing or does not fit;
+        UserError: the model or its tokenizer is missing; the model is not a causal language model, lacks weights, or
+            has too few embeddings for its tokenizer; an adapter lacks weights, or its base is missing or does not fit;
             quantization is not available.
     """
     where = find(model.name, "model.name", model.revision)
@@ -145,7 +145,8 @@ def load_policy(
     # Given an adapter on the Hub, transformers loads its base, too, and freezes it.
     if getattr(policy, "_hf_peft_config_loaded", False):
         raise UserError(
-            f"model.name: expected a whole model, or the local folder of an adapter, got {model.name!r}, an adapter"
+            f"model.name: expected a whole model, or the local folder of an adapter, got {model.name!r}, "
+            "which is an adapter on the Hub"
         )
     for module in list(policy.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -174,7 +175,7 @@ def load_model(
         auto_class: transformers' class for this kind of model.
         kind: kind of model, for messages.
         name: Hub id or local folder.
-        key: the key that named the model, for messages.
+        key: the setting that names the model, for messages.
         options: options of the model's from_pretrained.
         where: see `find`.
 
@@ -238,7 +239,7 @@ def quiet() -> Iterator[None]:
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     """Returns `base` with a saved adapter.
 
-    Raises a UserError if the adapter is damaged or incomplete, does not fit, adapts tied weights, or changes none.
+    Raises a UserError if the adapter is damaged, incomplete, does not fit, adapts tied weights, or changes no weights.
     """
     expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
@@ -289,7 +290,7 @@ def tied_targets(model: PeftModel) -> list[str]:
 
 
 def _lora_tensors(names: Collection[str]) -> list[str]:
-    """Returns the LoRA tensors, named as in an adapter's file, without the adapter's name."""
+    """Returns the LoRA tensors under the names they have in an adapter's file."""
     return [name.replace(".default", "") for name in names if ".lora_" in name]
 
 
@@ -332,7 +333,7 @@ def load_answering(
     """Loads a model for answering only, and its tokenizer.
 
     Args:
-        merge: as in `load_policy`; True if another adapter will be added.
+        merge: as in `load_policy`. Pass True if another adapter will be added to the model.
 
     Raises a UserError if the model cannot be loaded, or if padding changes its outputs.
     """
@@ -368,12 +369,12 @@ def check_vocabulary(
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:
-        expected = f"a tokenizer of at most {rows} ids, the rows of the model's embedding"
+        expected = f"a tokenizer with at most {rows} ids, as the model's embedding has {rows} rows"
         raise UserError(f"{key}: expected {expected}, got ids up to {largest} in {name!r}")
 
 
 def first_line(error: Exception) -> str:
-    """Returns an error's first line; after a heading, as in load_state_dict's errors, also the first item."""
+    """Returns an error's first line. If it is a heading, as in load_state_dict's errors, the first item follows."""
     if isinstance(error, SafetensorError):
         return f"a damaged safetensors file: {error}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

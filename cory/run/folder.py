@@ -1,7 +1,7 @@
 """A run's folder, and functions that write its files atomically. Importing this does not import torch.
 
-Files and folders are written under a temporary name that begins with `.unfinished`, then renamed; one with its final
-name is complete. Lines of `.jsonl` files are appended; a checkpoint records how many of their bytes are valid.
+Files and folders are written under a temporary name that begins with `.unfinished`, then renamed. Anything under its
+final name is complete. Lines of `.jsonl` files are appended; a checkpoint records how many of their bytes are valid.
 """
 
 import itertools
@@ -47,8 +47,8 @@ class Run:
     Attributes:
         history: the lines of metrics.jsonl so far.
         seconds: the seconds of each iteration so far.
-        summary: entries that callbacks of the package add to summary.json.
-        exits: closes what callbacks open when the run ends, in reverse order, even after an error.
+        summary: entries that cory's own callbacks add to summary.json.
+        exits: when the run ends, even by an error, it closes what callbacks have opened, in reverse order.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ def as_json(value: Any) -> Any:
 def finished_iterations(run: Path) -> int | None:
     """Returns the number of iterations after which the run finished and saved its agents; None if it never finished.
 
-    While a finished run is extended, metrics.jsonl has more iterations than its saved agents.
+    While a finished run is being extended, metrics.jsonl includes later iterations than those of the saved agents.
     """
     try:
         iterations = json.loads((run / SUMMARY).read_text(encoding="utf-8"))["iterations"]
@@ -110,8 +110,8 @@ def finished_iterations(run: Path) -> int | None:
 def run_agents(folder: Path) -> dict[str, Path]:
     """Returns a run's saved agents by their names in an evaluation, RUN/agent_1, ...; empty if `folder` is not a run.
 
-    A run without a summary has not ended. Agents in its folder may be outdated, as a resumed run can restart from an
-    earlier iteration.
+    A run without a summary has not ended. Agents in its folder may not match its metrics, because a resumed run can
+    restart from an iteration before they were saved.
 
     Raises a UserError: the run has not ended, or the folder of an agent is missing.
     """
@@ -137,7 +137,7 @@ def run_label(folder: Path) -> str:
 
 
 def short_labels(names: Iterable[str]) -> dict[str, str]:
-    """Labels each run with the parts of its name that not all runs share, or with the first part if it shares all.
+    """Labels each run with the parts of its name that not all runs have, or with the first part if all have all.
 
     >>> short_labels(["imdb_cory_tiny-credit=own-seed3", "imdb_ppo_tiny-seed3"])
     {'imdb_cory_tiny-credit=own-seed3': 'imdb_cory_tiny, credit=own', 'imdb_ppo_tiny-seed3': 'imdb_ppo_tiny'}
