@@ -69,7 +69,7 @@ class AgentPlan:
 
 
 def make_agents(config: Config) -> list[Agent]:
-    """Makes a run's agents, `agent_1`, `agent_2`, ...: equal copies of the policy unless `config.agents` differs.
+    """Makes a run's agents, `agent_1`, `agent_2`, ...: equal copies of the policy but for what `config.agents` changes.
 
     With full fine-tuning, each agent has a copy of the weights, and agents of the same model share one frozen
     reference. With LoRA, all agents are adapters on one base, and the reference is the base with its adapters off.
@@ -200,7 +200,7 @@ def _warn_of_other_support(sampling: SamplingConfig) -> None:
 
 
 def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
-    """Warns if all weights are trained in 16 bits: bfloat16 numbers near 0.02 are 0.0001 apart."""
+    """Warns if all weights are trained in 16 bits. Near 0.02, bfloat16 numbers are 0.0001 apart: less is lost."""
     if base.dtype not in (torch.bfloat16, torch.float16):
         return
     dtype = str(base.dtype).removeprefix("torch.")

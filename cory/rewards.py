@@ -111,9 +111,9 @@ def score_by_function(
     completions: Sequence[str],
     columns: Columns,
 ) -> Scores:
-    """Scores responses, in sum and by function. All rewards are 0 without a function.
+    """Returns the rewards of responses: the weighted sum, and each function's own. Without a function all are 0.
 
-    Raises a UserError, with function and row, if a function returns anything but finite numbers or None, one per
+    Raises a UserError that names function and row if a function returns anything but finite numbers or None, one per
     completion.
     """
     rewards = as_rewards(reward)
@@ -136,9 +136,9 @@ def score_by_function(
 def score_chains(
     reward: Reward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
 ) -> torch.Tensor:
-    """Returns each chain's team reward, (chains,) float32 on the CPU. `chains` lists the responses of each by role.
+    """Returns each chain's team reward, (chains,) float32 on the CPU. An item of `chains` has its responses by role.
 
-    Raises a UserError, with function and chain, if the function does not return a finite number for each chain.
+    Raises a UserError that names function and chain if the function does not return a finite number for each chain.
     """
     rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
     return _numbers([(f"team reward {reward}", reward.function)], rows, unit="chain")[0]
@@ -252,7 +252,7 @@ def _numbers(
 def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float]:
     """Returns one finite number per row, or nan for None, which is allowed only for completions."""
     count = len(columns["prompts"])
-    # `list` would take a mapping's keys, and a set's arbitrary order.
+    # `list()` would keep only a mapping's keys, and a set has no order.
     if isinstance(result, Mapping | Set) or not isinstance(result, Iterable):
         raise UserError(f"{label}: expected a list of {count} numbers, got {type(result).__name__}")
     values = list(result)
@@ -378,7 +378,7 @@ def load_classifier(
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
     """Loads a sequence classifier, its tokenizer, and the index of `label` (None: of its only output).
 
-    Raises a UserError if model or tokenizer is missing, the model is no classifier or lacks weights (such as its
+    Raises a UserError if model or tokenizer is missing, the model is not a classifier or lacks weights (such as its
     head's), or the label does not exist.
     """
     where = find(name, "task.reward_model")
@@ -413,7 +413,7 @@ def load_classifier(
 
 
 def _most_tokens(model: PreTrainedModel) -> int | None:
-    """Returns the longest text in tokens that a classifier can read; None if unlimited."""
+    """Returns how many tokens a classifier can read at most; None if unlimited."""
     positions = getattr(model.config, "max_position_embeddings", None)
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)

@@ -106,7 +106,7 @@ def kind_of_run(settings: Mapping[str, Any]) -> TaskKind[Any] | None:
 def run_config(run: Path) -> Config:
     """Returns a run's settings, in its task's class; without a `task` block if the task was made in Python.
 
-    Raises a UserError if the folder is no run's, or its settings do not fit the task.
+    Raises a UserError if the folder does not hold a run, or its settings do not fit the task.
     """
     settings = read_settings(run)
     kind = kind_of_run(settings)

@@ -23,10 +23,11 @@ class ImdbTaskConfig(Settings):
         split: Split of the dataset.
         text_column: Column with the reviews.
         min_chars: Shortest review in characters; shorter ones are left out.
-        min_query_tokens: Smallest number of a review's first tokens that form a query; drawn for each review.
-        max_query_tokens: Largest number of a review's first tokens that form a query.
+        min_query_tokens: Shortest query in tokens. A query is the beginning of a review; its length is drawn for each
+            review.
+        max_query_tokens: Longest query in tokens.
         reward_model: Hub id or local folder of a classifier, or `tiny`.
-        reward_label: Label that gives the reward, as its logit. null: the only output, as in reward models.
+        reward_label: Label whose logit is the reward. null: the only output, as in reward models.
         reward_batch_size: Number of texts scored at a time.
         pioneer_prompt: Template over {prompt}.
         observer_prompt: Template over {prompt} and {response}, the preceding role's response.

@@ -77,7 +77,7 @@ def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict
 
 
 def base_of_saved(model: ModelConfig) -> ModelConfig:
-    """Returns the model from which an earlier run trained this agent; any other model is its own base."""
+    """Returns the model from which an earlier run trained this agent. A model that is no such agent is returned."""
     folder = Path(model.name)
     run = folder.parent
     if not re.fullmatch(r"agent_\d+", folder.name) or not (run / "config.yaml").exists():
@@ -85,7 +85,7 @@ def base_of_saved(model: ModelConfig) -> ModelConfig:
     config = run_config(run)
     base = config.of_agent(agent_index(folder.name)).model
     base = replace(base, name=config.resolve(base.name), chat_template=model.chat_template)
-    # An agent that was frozen in that run, too, keeps the base that it had there.
+    # An agent that was frozen in the earlier run as well has the base that it had there.
     return base if config.is_trained(agent_index(folder.name)) else base_of_saved(base)
 
 
@@ -172,7 +172,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         )
 
     for run, config in runs.items():
-        announce_prompts(run, config)  # loaded with the runs' tasks
+        announce_prompts(run, config)  # their code runs when the tasks get the runs' prompts, below
     # The first run sets base, prompts, sampling and eta.
     if runs:
         first_run, config = next(iter(runs.items()))
@@ -352,7 +352,9 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
 
     notes = []
     if fingerprint["prompts_sha256"] != with_prompts_of(Path(run), task, {}).hash_of_prompts():
-        notes.append(f"{run_label(run)} was trained with another file of the roles' prompts")
+        notes.append(
+            f"{run_label(run)} was trained with another version of the file that has the roles' prompts"
+        )
     before = {key: value for key, value in fingerprint.items() if "reward" in key}
     now = task.fingerprint_of_reward()
     for key, model in task.models().items():
@@ -360,7 +362,7 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
             before[key] = models[key]["name"]
             now[key] = model["name"]
     changes = [
-        f"the file of {before[key.removesuffix('_sha256')]} has changed"
+        f"the file that defines {before[key.removesuffix('_sha256')]} has changed"
         if key.endswith("_sha256")
         and before[key.removesuffix("_sha256")] == now[key.removesuffix("_sha256")]
         else f"{key} {before.get(key)}, now {now.get(key)}"

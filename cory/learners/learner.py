@@ -2,8 +2,10 @@
 
 `Learner.update` is the algorithm; its steps follow it in this file, in order.
 
-* Logits, KL and entropy are computed only at response positions (`cory/models/window.py`); the loss masks all others.
-* Batch sizes fit the memory, separately for policy and reference passes (`memory.py`).
+* Logits, KL and entropy are computed only at response positions (`cory/models/window.py`). The loss masks the padding
+  of this window.
+* The number of rows per pass is chosen to fit in memory, separately for passes with and without gradient
+  (`memory.py`).
 * Dropout is off in every pass, so the first epoch's probability ratio is 1. In bf16 it is close to 1: the rounding of
   a row's logits depends on the other rows in the pass.
 """
@@ -61,13 +63,14 @@ class Learner(ABC):
     Args:
         model: the policy in its wrapper on its device, prepared by the accelerator.
         optimizer: the optimizer of the model's trained parameters, prepared by the accelerator.
-        accelerator: exchanges gradients between processes. It places nothing, since an agent's device can differ
-            from the process's.
-        kl_controller: updates the KL coefficient; PPO uses TRL's.
+        accelerator: exchanges gradients between processes. It moves no models or tensors, because an agent's device
+            can differ from the process's.
+        kl_controller: updates the KL coefficient; for PPO it is the TRL trainer's own controller.
         reference: pi_0 in its wrapper on the same device, frozen; several learners may share it.
             None: the policy with its adapters off.
         tokenizer: the policy's tokenizer.
-        config: the run's settings. Its batch sizes count all processes; the learner's own count one process.
+        config: the run's settings. Its batch sizes are totals over all processes; the learner's attributes are per
+            process.
         device: where the agent computes.
     """
 
@@ -154,7 +157,7 @@ class Learner(ABC):
             shuffle: draws the order of the rows in each epoch.
             warmth: factor on the learning rate, at most 1 (warmup).
 
-        Returns statistics for each rollout. Raises a ValueError if a rollout has another number of rows, and
+        Returns statistics for each rollout. Raises a ValueError if a rollout has the wrong number of rows, and
         NotFinite if a loss or gradient is not finite; the weights then keep their values from before that
         optimizer step.
         """
@@ -401,7 +404,7 @@ class Learner(ABC):
         """
         batch = experience.window
         # Gradients are averaged over ranks. Sums over tokens are therefore divided by the mean number
-        # of tokens per rank, and sums over responses by the number per rank, which is equal on all.
+        # of tokens per rank, and sums over responses by a rank's number of responses, which is the same on every rank.
         response_tokens = torch.tensor(sum(batch.response_lengths[i] for i in indices))
         tokens = (
             distributed.all_reduce_sum(to_device(response_tokens, self.device))

@@ -51,7 +51,7 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
                 f"lora.target_modules: expected modules of the model, among {available}, got {missing}"
             )
     conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
-    # PEFT's default of no dropout agrees with TRL's passes.
+    # No LoRA dropout, PEFT's default: TRL switches dropout off in all passes.
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,

@@ -24,7 +24,7 @@ NAMES = r"cpu|cuda(:(0|[1-9]\d?))?"  # pattern of device names
 
 
 def choose_device(name: str) -> torch.device:
-    """Returns the device with a name. Raises a UserError if this machine has no such device.
+    """Returns the device called `name`. Raises a UserError if this machine has no such device.
 
     `auto` is a CUDA GPU if there is one, else the CPU. Each of several processes gets its own GPU.
     """

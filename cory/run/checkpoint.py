@@ -51,9 +51,9 @@ from cory.task import Task
 CALLBACK = "a callback"  # `stopped_by` of a run that a callback ended, in place of a guard's name
 # Descriptions of what changed if a hash differs; braces stand for other entries of the fingerprint.
 HASHED = {
-    "fingerprint.reward_sha256": "the file of the reward {reward}",
-    "fingerprint.team_reward_sha256": "the file of the team reward {team_reward}",
-    "fingerprint.prompts_sha256": "a file of the roles' prompts",
+    "fingerprint.reward_sha256": "the file that defines the reward {reward}",
+    "fingerprint.team_reward_sha256": "the file that defines the team reward {team_reward}",
+    "fingerprint.prompts_sha256": "a file with the roles' prompts",
     "fingerprint.dataset_sha256": "the dataset",
     "fingerprint.held_out_sha256": "the held-out dataset",
 }
@@ -203,7 +203,7 @@ def _prepare_agents(agents: Sequence[Agent], run: Run) -> None:
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the contents of config.yaml, also kept in checkpoints: settings, fingerprint, versions, machine, date.
 
-    Settings that concern a single start have their defaults, so that the file can configure a new run.
+    `output` and `resume`, which concern a single start, have their defaults, so that the file can configure a new run.
     """
     record = asdict(config) | {"output": None, "resume": None}
     record["fingerprint"] = dict(fingerprint)

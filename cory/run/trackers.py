@@ -1,4 +1,4 @@
-"""Logs to wandb, TensorBoard or trackio besides the run's files, through accelerate's trackers (`tracker`)."""
+"""Logs to wandb, TensorBoard or trackio, as the setting `tracker` says, through accelerate's trackers."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Trackers(Callback):
 
 
 def start_tracker(config: Config, run: Run) -> GeneralTracker:
-    """Starts the configured tracker; if the run is resumed, the tracker continues its run, too."""
+    """Starts the configured tracker; if the run is resumed, its record in the tracker is continued."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     options: dict[str, Any] = {"name": run.folder.name}

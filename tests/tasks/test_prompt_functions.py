@@ -108,7 +108,7 @@ def test_a_run_is_resumed_to_the_byte_and_not_with_another_function(policy_folde
         assert (whole / name).read_bytes() == (half / name).read_bytes()
     assert samples(half, "observer")[0]["prompt"].split()[1] == "letters:"
     code.write_text(FILE.replace("letters", "characters"))
-    with pytest.raises(UserError, match=r"a file of the roles' prompts has changed"):
+    with pytest.raises(UserError, match=r"a file with the roles' prompts has changed"):
         make_trainer(replace(config, iterations=6, resume=str(half))).train()
 
 
@@ -169,4 +169,4 @@ def test_evaluation_chat_and_counterfactual_credit_read_by_it(config, code, tmp_
         replace(make_trainer(config).task, kind=""),
         EvaluationConfig(device="cpu", queries=2, output=str(tmp_path / "again")),
     )
-    assert "another file of the roles' prompts" in (done.folder / "evaluation.json").read_text()
+    assert "another version of the file" in (done.folder / "evaluation.json").read_text()
