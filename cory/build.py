@@ -1,7 +1,6 @@
 """Builds the agents of a configuration: loads their models, shares bases and references, and makes the learners."""
 
 import copy
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +20,7 @@ from cory.models.vllm import Engine
 from cory.models.window import WindowPolicy
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import choose_device, configure
+from cory.process import caveats, warn
 from cory.streams import Purpose, Stream
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def make_agents(config: Config) -> list[Agent]:
     outputs, or an agent that should learn has no trainable weight.
     """
     config.check()
+    caveats.clear()  # those of another run of this process
     _warn_of_other_support(config.sampling)
     plans = [_plan(config, index) for index in range(config.cory.num_agents)]
 
@@ -192,10 +193,9 @@ def _warn_of_other_support(sampling: SamplingConfig) -> None:
         if getattr(sampling, key) != getattr(usual, key)
     ]
     if changed:
-        warnings.warn(
+        warn(
             f"{', '.join(changed)}: samples are off-policy, as log-probabilities and KL refer to the whole "
-            "distribution",
-            stacklevel=3,
+            "distribution"
         )
 
 
@@ -204,10 +204,9 @@ def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
     if base.dtype not in (torch.bfloat16, torch.float16):
         return
     dtype = str(base.dtype).removeprefix("torch.")
-    warnings.warn(
+    warn(
         f"The weights of {model.name!r} are trained in {dtype} (model.dtype: {model.dtype}), which rounds steps as "
-        "small as Adam's away: they hardly change. Use --model.dtype float32, with --precision bf16 for speed",
-        stacklevel=3,
+        "small as Adam's away: they hardly change. Use --model.dtype float32, with --precision bf16 for speed"
     )
 
 

@@ -3,8 +3,18 @@
 import os
 import shlex
 import sys
+import warnings
 
 from_command_line = False  # whether the settings came from the command line
+
+
+caveats: dict[str, None] = {}  # warnings that concern a run's numbers, each once, for its report
+
+
+def warn(caveat: str) -> None:
+    """Warns of something that concerns a run's numbers, which its report shows, too."""
+    caveats[caveat] = None
+    warnings.warn(caveat, stacklevel=3)
 
 
 def is_first() -> bool:

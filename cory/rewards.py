@@ -15,7 +15,6 @@ Errors raised by a function are not caught here.
 import copy
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from cory.models.load import LOADING, find, first_line, load_model
 from cory.models.text import special_tokens, without
 from cory.models.window import pad
 from cory.parallel.devices import to_device
+from cory.process import warn
 from cory.rollout import Batch, Rollout
 
 Function = Callable[..., Any]
@@ -123,10 +123,7 @@ def score_by_function(
     values = _numbers(functions, _with_responses(prompts, completions, columns))
     if values.isnan().all(0).any():
         which = "all rows of a batch" if values.isnan().all() else "a row"
-        warnings.warn(
-            f"{' and '.join(map(str, rewards))} returned None for {which}; such rows get 0",
-            stacklevel=3,
-        )
+        warn(f"{' and '.join(map(str, rewards))} returned None for {which}; such rows get 0")
     weights = torch.tensor([[reward.weight] for reward in rewards])
     names = [reward.short_name for reward in rewards]
     by_function = dict(zip(names, values, strict=True)) if len(rewards) > 1 else {}

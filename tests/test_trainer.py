@@ -277,3 +277,19 @@ def test_special_tokens_never_reach_text(tokenizer):
     spelled = tokenizer("<|turn|>")["input_ids"]
     assert plain_texts(tokenizer, [torch.tensor(ids + spelled)]) == ["good film<|turn|>"]
     assert plain_texts(unnamed, [torch.tensor(ids + spelled)]) == ["good film"]
+
+
+def test_what_is_warned_of_stands_in_summary_and_report(config):
+    def sometimes(prompts, completions):
+        return [None, *[1.0] * (len(completions) - 1)]
+
+    one = replace(config, iterations=1)
+    with pytest.warns(UserWarning):
+        sampling = replace(config.sampling, top_k=5)
+        folder = make_trainer(replace(one, sampling=sampling), sometimes).train().folder
+    notes = json.loads((folder / "summary.json").read_text())["notes"]
+    page = (folder / "report.html").read_text()
+    for words in ("samples are off-policy", "returned None for a row"):
+        assert any(words in note for note in notes) and words in page
+    again = make_trainer(replace(one, output=f"{config.output}-again")).train().folder
+    assert "notes" not in json.loads((again / "summary.json").read_text())

@@ -1,7 +1,6 @@
 """Converts between text and token ids: prompts, responses, pad and end tokens, context lengths."""
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 from cory.errors import UserError
+from cory.process import warn
 
 # Type of `model.chat_template`: whether prompts become chats, or options of the template.
 ChatTemplate = bool | Mapping[str, Any]
@@ -263,10 +263,9 @@ def turn_stop(
     if ending.strip():
         return [ending.strip()]
     if not stop:
-        warnings.warn(
+        warn(
             f"The chat template of {tokenizer.name_or_path!r} writes nothing behind an answer, so a response without "
-            "an end token runs on into the next turn. Set sampling.stop to the text that begins a turn",
-            stacklevel=2,
+            "an end token runs on into the next turn. Set sampling.stop to the text that begins a turn"
         )
     return []
 

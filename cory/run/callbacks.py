@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+import cory.process as process
 from cory.agent import Agent
 from cory.chain import Chain, role_generators
 from cory.errors import counted
@@ -278,6 +279,8 @@ class Results(Callback):
             "agents": means,
             **run.summary,
         }
+        if process.caveats:
+            summary["notes"] = [*process.caveats]
         # Deletes the old summary first, so that a crash while saving cannot look finished.
         if run.writes:
             (run.folder / SUMMARY).unlink(missing_ok=True)

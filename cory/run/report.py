@@ -102,6 +102,7 @@ def run_page(folder: Path, method: str) -> Page:
     page = Page(named(folder).name, facts)
     if summary.get("stopped"):
         page.notes.append(ended_early(summary, planned))
+    page.notes += summary.get("notes", [])
     if "best" in summary:
         page.facts.append(f"best agents: after iteration {summary['best']['iterations']}, in best/")
     # Counts an agent once per iteration, even if it holds several roles.
