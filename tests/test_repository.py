@@ -30,7 +30,7 @@ def name_of(requirement: str) -> str:
 
 
 def test_readme_example_runs(tmp_path, monkeypatch):
-    """The example of "Your own reward"."""
+    """The example of "Two models, one reward"."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     model = "imdb_train/weights/policy"
     assert model in code and "iterations=20" in code
