@@ -219,10 +219,10 @@ def table(description: str) -> str:
         return NOT_RUN
     rows: Rows = []
     try:
-        for regime, folder in sources.items():
+        for setting, folder in sources.items():
             _check_names(_study(folder), options)
             folder_rows = KINDS[kind](_study(folder), **options)
-            rows += [{"regime": regime, **row} if regime else row for row in folder_rows]
+            rows += [{"setting": setting, **row} if setting else row for row in folder_rows]
         return markdown_table(rows)
     except (TypeError, LookupError, ValueError) as error:
         raise UserError(f"table {description!r}: {type(error).__name__}: {error}") from None
@@ -263,13 +263,13 @@ def _check_names(study: Study, options: Mapping[str, str]) -> None:
 
 
 def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Returns a description's kind, sources by regime, and options; missing parts are empty."""
+    """Returns a description's kind, sources by setting, and options; missing parts are empty."""
     kind, source, *words = [*shlex.split(description), "", ""]
     pairs = _listed_pairs(source) if ":" in source else [("", source)]
     sources = dict(pairs)
     if len(sources) < len(pairs) or not all(sources.values()):
         raise ValueError(
-            f"expected a folder, or distinct regimes with their folders, got {source!r}"
+            f"expected a folder, or distinct settings with their folders, got {source!r}"
         )
     return kind, sources, dict(word.partition("=")[::2] for word in words if word)
 

@@ -93,7 +93,7 @@ def test_the_tables_of_several_folders_stand_one_below_the_other(here):
     page.write_text(f"<!-- table: {described} -->\n<!-- end -->\n")
     tables.command_line([])
     rows = [line.split(" | ") for line in page.read_text().splitlines() if line.startswith("| ")]
-    assert [row[0] for row in rows] == ["| regime", *["| one rate"] * 2, *["| another"] * 2]
+    assert [row[0] for row in rows] == ["| setting", *["| one rate"] * 2, *["| another"] * 2]
     assert [row[1] for row in rows[1:]] == ["base (untrained)", "PPO"] * 2
     alone = [line for line in tables.table("held_out later groups=PPO").splitlines()]
     assert [" | ".join(row[1:]) for row in rows[3:]] == [line[2:] for line in alone[2:]]
