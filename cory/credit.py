@@ -1,7 +1,7 @@
-"""Credit assignment: computes each role's training rewards from the whole chain's task rewards (Eq. 4, or alternatives).
+"""Credit assignment: computes each role's training rewards from the task rewards of all roles (Eq. 4 or alternatives).
 
-A role is a position in the chain: the first one answers a query q with a_1 ~ pi_1(.|q), the second one reads that answer
-and gives its own, a_2 ~ pi_2(.|q, a_1), and so on. The task reward of role j is r_j = r(q, a_j). docs/learners.md derives
+A role is a position in the chain of agents. The first one answers a query q with a_1 ~ pi_1(.|q), the second one reads
+that answer and gives a_2 ~ pi_2(.|q, a_1), and so on. Role j's task reward is r_j = r(q, a_j). docs/learners.md derives
 each mode.
 """
 

@@ -15,8 +15,8 @@ class Iteration:
     """Data and results of one iteration, as callbacks see them.
 
     Lists have one entry per role, in chain order: the pioneer, which answers first, then the observers. In shapes,
-    `batch` is a role's number of responses. If several processes share a batch, `batch`, `rollouts` and the rewards hold
-    only this process's rows, while `stats` and `records` cover all processes.
+    `batch` is a role's number of responses. If several processes share a batch, `batch`, `rollouts` and the rewards
+    hold only this process's rows, while `stats` and `records` cover all processes.
 
     Args:
         index: number of the iteration, from 0.
@@ -26,7 +26,7 @@ class Iteration:
         task_rewards: each role's task rewards r_i, (batch,).
         rewards: each role's training rewards (Eq. 4), (batch,).
         team_rewards: the chains' team rewards, (batch,), one per response of the last role; None without a team reward.
-        rewards_by_function: each role's rewards by reward function, (batch,), nan for None; empty for a single function.
+        rewards_by_function: each role's rewards (batch,) by reward function, nan for None; empty for a single function.
         samples: this iteration's lines of samples.jsonl; empty if no samples are recorded.
         stats: each role's update statistics.
         records: this iteration's lines of metrics.jsonl, one per role, sorted by agent.

@@ -121,7 +121,7 @@ class Task:
         columns: Mapping[str, Sequence[Any]],
         responses: Sequence[Sequence[str]] | None,
     ) -> list[Any]:
-        """Renders a role's prompts. Raises a UserError if a prompt function returns something that is not a prompt."""
+        """Renders a role's prompts. Raises a UserError if a prompt function does not return a prompt."""
         prompts = self.prompts.render_rows(role, columns, responses)
         if self.prompts.function(role) is not None:
             for row, prompt in enumerate(prompts):
@@ -144,7 +144,7 @@ class Task:
         return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns what identifies the task in a run's config.yaml: names and hashes of kind, reward, prompts and data."""
+        """Returns the names and hashes that identify the task's kind, reward, prompts and data in a run's config.yaml."""
         return {
             "task": self.kind,
             **self.fingerprint_of_reward(),
@@ -171,7 +171,7 @@ class Task:
     def fingerprint_of_reward(self) -> dict[str, str]:
         """Returns names and source hashes of the reward and the team reward; the latter may be empty.
 
-        The names of several rewards are joined with their weights, and so are the hashes, without weights.
+        For several rewards, the names are joined with their weights, and the hashes are joined.
         """
         names = [
             ("" if reward.weight == 1 else f"{reward.weight} * ") + _recorded_name(reward)

@@ -1,4 +1,4 @@
-"""CoryTrainer runs Algorithm 1 for a list of agents: one agent is plain PPO, two are the paper's pioneer and observer."""
+"""CoryTrainer: Algorithm 1 for a list of agents. One agent is plain PPO; two are the paper's pioneer and observer."""
 
 import time
 from collections.abc import Sequence
@@ -112,8 +112,8 @@ class CoryTrainer:
     def train(self) -> Run:
         """Runs the remaining iterations, then saves curves, summary and agents in the run's `.folder`.
 
-        If `config.resume` names a finished run, that run is returned unchanged. The agents in memory are then untrained;
-        the trained ones are in the run's folder. A trainer can train only once.
+        If `config.resume` names a finished run, that run is returned unchanged. The agents in memory are then
+        untrained; the trained ones are in the run's folder. A trainer can train only once.
 
         Raises:
             UserError: `config.resume` names no run that can be continued, or the loss or gradient of an update is not
