@@ -130,7 +130,9 @@ def _learner_type(algorithm: AlgorithmName) -> "type[PPOLearner | GroupLearner]"
 
 def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
     """Groups the agents that share one base."""
-    if config.device_per_agent:  # agents on their own devices learn at the same time, so they share nothing
+    if (
+        config.device_per_agent
+    ):  # agents on their own devices learn at the same time, so they share nothing
         return [[plan] for plan in plans]
     groups: list[list[AgentPlan]] = []
     for plan in plans:
@@ -171,8 +173,8 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
             activate(policy, plan.name)
             if getattr(policy, "is_quantized", False) and not plan.uses_lora:
                 raise UserError(
-                    f"lora.rank: expected above 0 for {plan.name}, got 0. The weights of {plan.config.model.name!r} are "
-                    "quantized, so only adapters can be trained"
+                    f"lora.rank: expected above 0 for {plan.name}, got 0. The weights of "
+                    f"{plan.config.model.name!r} are quantized, so only adapters can be trained"
                 )
             if not any(weight.requires_grad for weight in policy.parameters()):
                 raise UserError(
@@ -190,11 +192,11 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
 
 def _warn_of_other_support(sampling: SamplingConfig) -> None:
     """Warns if top_k, top_p or repetition_penalty change the distribution from which tokens are drawn."""
-    usual = SamplingConfig()
+    defaults = SamplingConfig()
     changed = [
         f"sampling.{key}: {getattr(sampling, key):g}"
         for key in ("top_k", "top_p", "repetition_penalty")
-        if getattr(sampling, key) != getattr(usual, key)
+        if getattr(sampling, key) != getattr(defaults, key)
     ]
     if changed:
         warn(

@@ -144,7 +144,7 @@ class Task:
         return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns the names and hashes that identify the task's kind, reward, prompts and data in a run's config.yaml."""
+        """Returns the names and hashes that identify the task's kind, reward, prompts and data in config.yaml."""
         return {
             "task": self.kind,
             **self.fingerprint_of_reward(),
@@ -228,7 +228,9 @@ class Task:
         cls, prompts: Sequence[Prompt], reward: Rewards, role_prompts: RolePrompts
     ) -> "Task":
         """Returns a task whose dataset is a list of queries."""
-        for row, prompt in enumerate(prompts):  # checked here, since `from_dict` would fail on mixed types
+        for row, prompt in enumerate(
+            prompts
+        ):  # checked here, since `from_dict` would fail on mixed types
             check_prompt(prompt, f"prompts, row {row + 1}")
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 

@@ -222,10 +222,10 @@ def test_resume_takes_the_settings_of_the_run(tmp_path):
     assert refused("--resume", str(run)).startswith(f"{run / 'config.yaml'}: itertions: ")
     # of another script
     (run / "config.yaml").write_text("cory: {num_agents: 2}\n")
-    with pytest.raises(UserError, match=r"^cory\.num_agents: expected 1, .* got 2$"):
+    with pytest.raises(UserError, match=r"^cory\.num_agents: expected 1 .* got 2$"):
         load(ImdbConfig, TINY, ["--resume", str(run)], single_agent=True)
     (run / "config.yaml").write_text("task: {subset: main}\n")
-    assert refused("--resume", str(run)).endswith("(a run is continued by the script that made it)")
+    assert refused("--resume", str(run)).endswith("(continue a run with the script that made it)")
 
 
 def test_help_names_every_key_and_imports_no_torch():
