@@ -35,7 +35,7 @@ TRL = "0.11.4"  # for PPO: the last release whose PPOTrainer has step()
 
 @dataclass
 class AgentPlan:
-    """What an agent is built from.
+    """The parts from which an agent is built.
 
     Args:
         index: the agent's index, from 0.

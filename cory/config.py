@@ -80,7 +80,7 @@ class ModelConfig(Settings):
     Args:
         name: Hub id, local folder, or `tiny`, the small model of the task's toy configuration.
         revision: Branch, tag or commit of a Hub model.
-        dtype: Type of the weights: float32, bfloat16, or `auto` for the type in which they were saved.
+        dtype: Type of the weights: float32, bfloat16, or `auto` for the type saved in the model's files.
         quantization: `4bit` loads the model with 4-bit weights (NF4, bitsandbytes); requires LoRA.
         gradient_checkpointing: Recompute activations in the backward pass. This saves memory, takes more time, and
             gives the same numbers.
@@ -169,7 +169,7 @@ class CoryConfig(Settings):
 
 @dataclass
 class AgentConfig(Settings):
-    """One entry of the list `agents`: the settings in which this agent differs from the run's.
+    """One entry of the list `agents`: an agent's differences from the run's settings.
 
     Args:
         model: Keys of `model` that differ, such as {name: ...}. With another name, the run's revision does not apply.
@@ -198,7 +198,7 @@ class AgentConfig(Settings):
 
 @dataclass
 class RoleConfig(Settings):
-    """One entry of the list `roles`: the settings in which this role differs from the defaults.
+    """One entry of the list `roles`: a role's differences from the defaults.
 
     Args:
         name: Name in metrics, reports and templates. null: pioneer, observer, observer_2, ...
@@ -336,7 +336,7 @@ class SamplingConfig(Settings):
         top_p: Sample from the likeliest tokens with this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
         stop: Texts that end a response, like the end token. The response's text stops before them.
-        engine: What samples in training: `native`, the policy itself, or `vllm`, a server that receives the agents'
+        engine: Sampler used in training: `native`, the policy itself, or `vllm`, a server that receives the agents'
             weights after each update (docs/scaling.md).
         engine_url: Address of the vLLM server. It serves one run at a time and needs access to the run's folder.
         engine_correction: With vllm, advantages are multiplied by the probability ratio policy / engine, per token or
@@ -718,8 +718,8 @@ class EvaluationConfig(Settings):
         samples: Responses sampled per query.
         ks: Values of k for pass@k, at most `samples`. pass@k is omitted if any reward is neither 0 nor 1. Empty: none.
         greedy: Also answer each query once by greedy decoding.
-        only: The one run to evaluate. The first of `models` still determines base, task and sampling, so results can
-            be compared with an earlier evaluation of that first run. null: evaluate all runs.
+        only: The one run to evaluate. The first of `models` still determines base, task and sampling, which makes
+            results comparable with an earlier evaluation of that first run. null: evaluate all runs.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
         batch_size: Responses sampled at a time. The samples depend on this value.
         precision: fp32, or bf16 (autocast), which is faster on hardware that supports it. Weights keep their type.

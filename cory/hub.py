@@ -71,7 +71,7 @@ def upload(run: Path, repository: str, public: bool) -> str:
                 commit_message=f"Upload {run.name}",
                 delete_patterns="agent_*/*",  # files of earlier uploads
             )
-        # Which exceptions are raised depends on huggingface_hub's version and its HTTP library.
+        # The exception types depend on huggingface_hub's version and its HTTP library.
         except Exception as error:
             raise UserError(
                 f"repository: {repository!r} on {api.endpoint} cannot be written ({one_line(str(error))})"

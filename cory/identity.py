@@ -1,7 +1,7 @@
 """Identifies models, reward functions, data and versions for a run's config.yaml, and compares rows across datasets.
 
 A model on the Hub is identified by its commit. A local model is identified by a SHA-256 over its weight files: their
-names, sizes and headers, and 64 KiB of each tensor, which takes under a second even for seven billion parameters.
+names, sizes and headers, and 64 KiB of each tensor. This takes under a second even for seven billion parameters.
 Modification times do not count, so a copy is the same model.
 
 Importing this module does not import torch.

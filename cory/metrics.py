@@ -38,7 +38,7 @@ HALVES = 200  # number of halves that the jackknife in `distinct_interval` draws
 
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
-    """Returns the combined reward `r - eta * KL` (paper, section 4), the objective by which CORY and PPO are compared.
+    """Returns the combined reward `r - eta * KL` (paper, section 4), which serves to compare CORY with PPO.
 
     Args:
         task_reward: mean task reward r(s0, a) of an agent's responses.

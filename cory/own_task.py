@@ -46,8 +46,8 @@ class OwnTaskConfig(Settings):
             null: none.
         pioneer_prompt: The first role's template, with placeholders {prompt} and the dataset's other columns.
         observer_prompt: The later roles' template, with placeholders {prompt}, {response} (the preceding role's
-            response) and the other columns. null: query and response, then the query again on a new line; in a chat, a
-            request for a better answer.
+            response) and the other columns. null: a default template. For text, it repeats the query after query and
+            response; for chat, it asks for a better answer.
     """
 
     block: ClassVar[str] = "task"

@@ -20,7 +20,7 @@ def warn(caveat: str) -> None:
 
 
 def is_first() -> bool:
-    """Whether this is a run's first or only process, the one that prints."""
+    """Whether this is a run's first or only process, which alone prints."""
     return os.environ.get("RANK", "0") == "0"
 
 

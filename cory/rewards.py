@@ -151,7 +151,7 @@ def score_chains(
 def score_rollouts(
     reward: Rewards, batch: Batch, rollouts: Sequence[Rollout], first: int = 0
 ) -> list[Scores]:
-    """Returns each role's rewards, (batch,). Each function is called once, so that a reward model scores all roles together.
+    """Returns each role's rewards, (batch,). Each function is called once and scores all roles together.
 
     Args:
         first: role of the first rollout, an index into the chain.
@@ -253,7 +253,7 @@ def _numbers(
 def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float]:
     """Returns one finite number per row, or nan for None, which is allowed only if rows are completions."""
     count = len(columns["prompts"])
-    # Refuse mappings, of which `list()` would keep only the keys, and sets, which have no order.
+    # Refuse mappings, since `list()` would keep only the keys, and sets, which have no order.
     if isinstance(result, Mapping | Set) or not isinstance(result, Iterable):
         raise UserError(f"{label}: expected a list of {count} numbers, got {type(result).__name__}")
     values = list(result)

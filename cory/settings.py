@@ -199,7 +199,7 @@ def _key(kind: type[Settings], location: Sequence[str | int]) -> tuple[str, type
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """Returns the message for an unknown key. It suggests a key with the same name in another block, or a similar one."""
+    """Returns the message for an unknown key. It suggests a key of that name in another block, or a similar key."""
     if block_keys := [name for name in known if name.startswith(f"{key}.")]:
         return f"{key}: expected single keys of this block, such as {block_keys[0]}"
     word = key.lower().replace("-", "_")

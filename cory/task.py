@@ -26,7 +26,7 @@ class Task:
     """Queries, rewards and prompts to train on.
 
     Args:
-        dataset: rows with a `prompt` column that holds the query s0: text, or chat messages of which the last is the
+        dataset: rows with a `prompt` column that holds the query s0: text, or chat messages that end with the
             user's. The reward and the templates can use the other columns.
         reward: `reward(prompts, completions, **columns) -> list[float | None]`, where `prompts` are the queries. It
             scores training responses (all agents' in one call), samples, held-out responses, and the additional
@@ -38,14 +38,14 @@ class Task:
         team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, which scores whole chains; `chains[i]`
             lists a chain's responses by role. Every role receives it in addition to its own reward.
         extract: returns a completion's final answer, or None; used for majority votes in evaluations (`maj@k`).
-        kind: name of the registered task kind (`cory.task_kinds`) that made the task, by which commands find it again;
-            empty for a task made in Python.
+        kind: name of the registered task kind (`cory.task_kinds`) that made the task; empty for a task made in Python.
+            Evaluation and other commands use it to make the task again.
         row_per_branch: whether each of the observers that answer the same pioneer (`Config.branches`) has its own row.
             If true, `branches` consecutive training rows form one query; the pioneer reads the same text in all of
             them.
 
-    Raises a UserError if there is no reward, the `prompt` column is missing, a prompt is empty or of another type, a
-    column has a reserved name, or a function or template needs a column that is missing.
+    Raises a UserError if there is no reward, the `prompt` column is missing or holds an invalid prompt, a column has a
+    reserved name, or a function or template needs a missing column.
     """
 
     dataset: datasets.Dataset

@@ -5,8 +5,8 @@ A package defines a task kind, and registers it as an entry point in its pyproje
     [project.entry-points."cory.tasks"]
     imdb = "imdb_train.config:IMDB"
 
-A run records its kind's name, by which commands such as evaluation look up the kind. Code that is not registered is
-never imported. Importing this module does not import torch.
+A run records its kind's name, and commands such as evaluation look up this name among the registered kinds. Code that
+is not registered is never imported. Importing this module does not import torch.
 """
 
 import importlib

@@ -48,7 +48,7 @@ class CoryTrainer:
         config, agents, task: as given.
         eval_dataset: the held-out rows used for evaluation; None without `config.eval_every`.
         schedule: assigns agents to roles at each iteration.
-        callbacks: all callbacks of the run, in the order in which they receive events.
+        callbacks: all callbacks of the run, in the order of their calls.
         run: the run's folder and history; set once training starts.
         history: the lines of metrics.jsonl so far.
         state: the number of completed iterations, and what ended the run early.
