@@ -131,7 +131,7 @@ class Agent:
             prompts: text or chat messages.
             sampling: how tokens are drawn and where a response ends.
             generator: draws the tokens; unused by an engine, which has random numbers of its own.
-            keep_logits: whether to keep the logits in the rollout; without effect on an engine, which returns none.
+            keep_logits: whether to keep the logits in the rollout; an engine returns none.
 
         Raises a UserError if a prompt is too long.
         """
@@ -172,7 +172,7 @@ class Agent:
     def log_likelihoods(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> torch.Tensor:
         """Returns each text's log-likelihood as the response to its prompt, in nats: (rows,) float32 on the CPU.
 
-        Likelihoods refer to the sampling temperature and exclude the end token.
+        Probabilities are computed at the sampling temperature, and the end token is not counted.
 
         Raises a UserError if a prompt and its text exceed the context length.
         """

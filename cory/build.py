@@ -84,7 +84,7 @@ def make_agents(config: Config) -> list[Agent]:
     outputs, or an agent that should learn has no trainable weights.
     """
     config.check()
-    caveats.clear()  # this process may have made an earlier run's agents
+    caveats.clear()  # warnings from an earlier run in this process
     _warn_of_other_support(config.sampling)
     plans = [_plan(config, index) for index in range(config.cory.num_agents)]
 
@@ -104,7 +104,7 @@ def make_agents(config: Config) -> list[Agent]:
 
 
 def _plan(config: Config, index: int) -> AgentPlan:
-    """Plans one agent. Raises a UserError if its device, or the TRL that its learner needs, is not available."""
+    """Plans one agent. Raises a UserError if its device, or TRL for a PPO learner, is not available."""
     settings = copy.copy(config.of_agent(index))
     settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
     learner_type = _learner_type(config.algorithm) if config.is_trained(index) else None
@@ -130,9 +130,7 @@ def _learner_type(algorithm: AlgorithmName) -> "type[PPOLearner | GroupLearner]"
 
 def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
     """Groups the agents that share one base."""
-    if (
-        config.device_per_agent
-    ):  # agents on their own devices learn at the same time, so they share nothing
+    if config.device_per_agent:  # these agents learn at the same time, so they share nothing
         return [[plan] for plan in plans]
     groups: list[list[AgentPlan]] = []
     for plan in plans:

@@ -13,7 +13,7 @@ from cory.rollout import Batch, Rollout
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
-LEAST_LOG_LIKELIHOOD = -10.0  # lower bound on an answer's log-likelihood in `information`, in nats
+LEAST_LOG_LIKELIHOOD = -10.0  # lower bound in `Chain.information`, in nats
 
 
 @dataclass(frozen=True)

@@ -99,9 +99,7 @@ class Chat:
             team_reward = score_team(self.task.team, batch, rollouts[1:])
             if team_reward is not None:
                 notes.append(f"team reward {team_reward.item():+.2f}")
-        except (
-            Exception
-        ) as error:  # the line may lack a column that the reward uses, or have another type
+        except Exception as error:  # the line may lack a column, or have one of another type
             notes.append(f"no reward: {one_line(f'{type(error).__name__}: {error}')}")
         # Indent a response's further lines, which could otherwise look like the next answer.
         shown = [printable(text).replace("\n", "\n  ") for text in texts]
@@ -127,7 +125,7 @@ class Chat:
             raise UserError(f"row: expected a JSON object with {', '.join(missing)}, got {line!r}")
         first = self.task.dataset[0]["prompt"]
         if isinstance(first, list) and isinstance(row["prompt"], str):
-            # The text becomes the last turn, after the earlier messages of the dataset's first row (a system message).
+            # The text becomes the last turn. Earlier messages (system) come from the dataset's first row.
             row["prompt"] = [*first[:-1], {"role": "user", "content": row["prompt"]}]
         from cory.checks import check_prompt  # imported late, as it imports torch
 

@@ -78,7 +78,7 @@ def check_rows(
     reserved = [name for name in PASSED if name in names]
     if reserved:
         raise UserError(
-            f"dataset: expected no column named like a reward function's arguments, got {reserved}"
+            f"dataset: expected no column named like an argument of rewards, got {reserved}"
         )
     others = [name for name in names if name != "prompt"]
     arguments = ["prompts", "completions", "role", *others]
@@ -95,7 +95,7 @@ def check_rows(
         for row, value in enumerate(dataset[name][:]):
             if value is None:
                 raise UserError(
-                    f"dataset, column {name!r}, row {row + 1}: expected a value, which a prompt contains, got null"
+                    f"dataset, column {name!r}, row {row + 1}: expected a value, got null. A role's prompt contains it"
                 )
 
 

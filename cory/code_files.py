@@ -48,7 +48,7 @@ def load_code(key: str, full_name: str) -> Loaded:
     The hash covers only the file, not its imports. The file can import files in its folder: `from . import helper`.
 
     Args:
-        key: the settings' key, for messages. `callbacks` takes a class, every other key a function.
+        key: the settings' key, for messages. `callbacks` names a class, every other key a function.
         full_name: FILE.py:NAME.
 
     Raises a UserError if the file is missing or fails to load, or has no such function or class.
@@ -123,9 +123,8 @@ def awaited(results: Sequence[Any]) -> list[Any]:
     async def one(result: Any) -> Any:
         try:
             return await result if inspect.isawaitable(result) else result
-        except (
-            SystemExit
-        ) as error:  # it would end the event loop's thread, and `result()` would wait forever
+        except SystemExit as error:
+            # It would end the event loop's thread, so `result()` below would wait forever.
             raise RuntimeError("an async function has called sys.exit") from error
 
     async def together() -> list[Any]:

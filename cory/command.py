@@ -66,7 +66,7 @@ def main(work: Callable[[], None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
-        # Libraries raise different exceptions when the disk is full, so the text decides.
+        # Libraries raise different exceptions when the disk is full, so check the message.
         if not isinstance(error, UserError) and "No space left on device" not in str(error):
             raise
         print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)

@@ -1,6 +1,6 @@
 """The settings of a run and of an evaluation, as pydantic dataclasses. Every key is documented, checked and used.
 
-Defaults are the paper's values (Table 1) where it states them. A task adds its own block by subclassing `Config`
+Defaults are the paper's (Table 1) where the paper gives them. A task adds its own block by subclassing `Config`
 (`imdb_train/config.py`). `cory/settings.py` reads settings from files.
 
 Assigning an unknown name, or a value with a wrong type or out of range, raises an error at once. `check()` checks
@@ -126,13 +126,13 @@ class CoryConfig(Settings):
         exchange_period: Iterations between role exchanges (T_REx, Eq. 5), which rotate roles by one agent. 0: never.
         credit: How a role's training reward is computed: `collective` (Eq. 4), `mean`, `causal`, `own`,
             `counterfactual`, or `information`, which needs a column `answer` in the data (docs/learners.md).
-        weight: Weight of the other roles' task rewards in a role's training reward, or of the information with
-            `credit: information`. 1 is cooperative (Eq. 4), 0 independent, negative competitive. Ignored with
+        weight: Weight of the other roles' task rewards in a role's training reward; with `credit: information`, weight
+            of the information. 1 is cooperative (Eq. 4), 0 independent, negative competitive. Ignored with
             `credit: own`.
         knowledge_transfer: Whether observers read earlier responses (Eq. 3). If false, they read only the query, in the
             pioneer's template.
-        reset_every: Iterations after which every agent's optimizer state, KL coefficient and running reward statistics
-            are reset, including a single agent's. The authors' published code resets CORY's every 5 iterations.
+        reset_every: Reset every agent's optimizer state, KL coefficient and running reward statistics after this many
+            iterations, also in single-agent runs. The authors' published code resets CORY's every 5 iterations.
             0: never.
     """
 
@@ -172,7 +172,7 @@ class AgentConfig(Settings):
     """One entry of the list `agents`: an agent's differences from the run's settings.
 
     Args:
-        model: Keys of `model` that differ, such as {name: ...}. With another name, the run's revision does not apply.
+        model: Keys of `model` that differ, such as {name: ...}. If the name differs, the run's revision does not apply.
         lora: Keys of `lora` that differ, such as {rank: ...}.
         learning_rate: Adam's learning rate. null: ppo.learning_rate.
         init_kl_coef: Initial KL coefficient of this agent's updates. null: ppo.init_kl_coef. The combined reward
@@ -249,9 +249,10 @@ class PPOConfig(Settings):
         gradient_accumulation_steps: Mini-batches per optimizer step; all have the same weight, however many tokens they
             hold. To save memory without changing the update, set `micro_batch` instead.
         micro_batch: Responses per forward and backward pass, in each process. It changes results only by rounding.
-            Smaller micro-batches share fewer prompts, and the update cannot reuse its first forward pass. `auto`: the
-            mini-batch, or fewer rows if an array (rows, response tokens, vocabulary) would exceed 1 GiB on a CPU or
-            4 GiB on a GPU. In a single process, `auto` also halves the number whenever memory runs out.
+            With smaller micro-batches, fewer responses share an encoded prompt, and the first forward pass cannot be
+            reused. `auto`: the mini-batch, or fewer rows if an array (rows, response tokens, vocabulary) would exceed
+            1 GiB on a CPU or 4 GiB on a GPU. In a single process, `auto` also halves the number whenever memory runs
+            out.
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2). The combined reward uses this value throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. If false, it is constant.
@@ -280,7 +281,7 @@ class PPOConfig(Settings):
     block: ClassVar[str] = "ppo"
     learning_rate: PositiveFloat = 1.41e-5
     warmup_iterations: NonNegativeInt = 0
-    batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
+    batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over the batch
     mini_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
     micro_batch: PositiveOrAuto = "auto"
@@ -335,7 +336,7 @@ class SamplingConfig(Settings):
             off-policy.
         top_p: Sample from the likeliest tokens with this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
-        stop: Texts that end a response, like the end token. The response's text stops before them.
+        stop: Texts that end a response, like the end token. The response's text is cut before the stop text.
         engine: Sampler used in training: `native`, the policy itself, or `vllm`, a server that receives the agents'
             weights after each update (docs/scaling.md).
         engine_url: Address of the vLLM server. It serves one run at a time and needs access to the run's folder.
@@ -401,8 +402,8 @@ class CheckpointConfig(Settings):
     """Checkpoints, from which an interrupted run resumes (docs/reliability.md).
 
     Args:
-        save_every: Iterations between checkpoints. A further one is saved when the run is interrupted by a signal, and
-            at its end. 0: only these.
+        save_every: Iterations between checkpoints. A further one is saved when a signal interrupts the run, and when
+            the run ends. 0: only these.
         keep: Number of newest checkpoints to keep.
     """
 
@@ -567,7 +568,7 @@ class Config(Settings):
         if needs_others and share < 2 * per_query:
             raise UserError(
                 f"ppo.batch_size: expected at least 2 * {factor} = {2 * per_query}{per_process} with "
-                f"cory.credit: information, got {share}. This mode swaps the responses to different queries"
+                f"cory.credit: information, got {share}. This mode compares responses to different queries"
             )
         fewest = max(2 // processes, self.ppo.gradient_accumulation_steps)
         if self.branches > 1 and share // self.branches < fewest:
@@ -706,7 +707,7 @@ class EvaluationConfig(Settings):
     """The models to compare, and how they are evaluated.
 
     Args:
-        models: Hub ids, local folders, or folders of runs. A run stands for all its agents.
+        models: Hub ids, local folders, or folders of runs. All agents of a run are evaluated.
         base: Reference model for the KL, shown first. null: the first run's model, or else the first of `models`.
         task: Changes to the first run's `task` block: --task.dataset, --task.reward_model, ...
         model: Changes to the `model` block of every model: --model.chat_template,

@@ -24,9 +24,8 @@ def assign_credit(
 ) -> list[Tensor]:
     """Returns each role's training rewards: one tensor per role, in chain order, with one entry per response.
 
-    All roles have the same number of responses, except with `Config.branches`. Then several of the second role's
-    responses, adjacent in the batch, answer the same response of the first role, and the first role's training reward
-    uses the mean of their rewards.
+    All roles have the same number of responses, except with `Config.branches`. Then several adjacent responses of the
+    second role follow each response of the first role, whose training reward uses the mean of their rewards.
 
     Args:
         task_rewards: each role's task rewards r_j, one tensor per role, in chain order.
@@ -36,7 +35,8 @@ def assign_credit(
         weight: weight of the other roles' rewards: 1 is cooperative (Eq. 4), 0 independent, negative competitive.
         baselines: for `counterfactual`, one tensor b_j per later role: its task rewards when its prompts hold empty
             texts in place of the earlier responses.
-        team_rewards: R, one per response of the last role. Every role receives R in full, whatever the mode.
+        team_rewards: rewards R of whole chains, one per response of the last role. Every role receives R in full,
+            whatever the mode.
         information: for `information`, a list of one tensor I, with one entry per response of the second role: how much
             the first role's response raises the right answer's log-likelihood.
 

@@ -14,7 +14,7 @@ class UserError(Exception):
 def one_of(where: str, names: Sequence[str], came: Any) -> None:
     """Raises a UserError if `came` is not one of `names`.
 
-    Functions whose last `else` branch stands for a name call this first, to refuse unknown names.
+    Functions that branch on a name call this first. Otherwise their last branch would accept any unknown name.
     """
     if came not in names:
         raise UserError(f"{where}: expected one of {', '.join(names)}, got {came!r}")

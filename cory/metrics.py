@@ -20,7 +20,7 @@ TITLES = {
     "combined_reward": "combined reward",
     "distinct_2": "distinct-2",
     "response_tokens": "length (tokens)",
-    # Additional metrics of an evaluation. A chain's combined reward uses the KL of all its calls, one per role
+    # Additional metrics of an evaluation. A chain's combined reward uses the KL of all its model calls
     "chain_kl": "KL, all calls (nats)",
     "chain_sampled_kl": "sampled KL, all calls (nats)",
     "distinct_1": "distinct-1",
@@ -59,7 +59,7 @@ def full_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Returns distinct-n (Li et al., 2016): distinct word n-grams divided by all word n-grams, pooled over the texts.
+    """Returns distinct-n (Li et al., 2016): the share of distinct n-grams among all word n-grams of the texts.
 
     >>> distinct(["good good film", "good film"], 1)
     0.4

@@ -46,8 +46,8 @@ class OwnTaskConfig(Settings):
             null: none.
         pioneer_prompt: The first role's template, with placeholders {prompt} and the dataset's other columns.
         observer_prompt: The later roles' template, with placeholders {prompt}, {response} (the preceding role's
-            response) and the other columns. null: a default template. For text, it repeats the query after query and
-            response; for chat, it asks for a better answer.
+            response) and the other columns. null: for text, the query, the response, and the query again on a new line;
+            for chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"
@@ -158,8 +158,8 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
     Args:
         split: name of the split. None: `eval_split`.
 
-    Raises a UserError if a split is requested of a dataset without splits: of `eval_dataset`, any except `eval_split`;
-    of `dataset`, any except the training split.
+    A dataset without splits counts as a single one: `eval_dataset` as `eval_split`, `dataset` as the training split.
+    Raises a UserError if it lacks the requested split.
     """
     from cory.data import has_splits
 

@@ -8,9 +8,8 @@ import warnings
 from_command_line = False  # whether the settings came from the command line
 
 
-caveats: dict[
-    str, None
-] = {}  # warnings about a run's numbers, each once; the run's report repeats them
+# Warnings about a run's numbers, each once. The run's report repeats them.
+caveats: dict[str, None] = {}
 
 
 def warn(caveat: str) -> None:

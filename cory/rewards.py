@@ -234,7 +234,7 @@ def _with_responses(
 def _numbers(
     functions: Sequence[tuple[str, Function]], columns: Columns, unit: str = "completion"
 ) -> torch.Tensor:
-    """Calls functions, given with labels for messages. Returns (functions, rows) float32 on the CPU, nan for None."""
+    """Calls labelled functions. Returns their values, (functions, rows) float32 on the CPU, nan for None."""
     results = []
     for label, function in functions:
         arguments = {name: columns[name] for name in accepted_columns(label, function, columns)}
@@ -293,8 +293,8 @@ class Classifier:
             models.
         batch_size: number of texts in a forward pass.
         device: device of the classifier.
-        separator: text between prompt and response. Chat responses need one; a response that continues its prompt
-            begins with its own space.
+        separator: text between prompt and response. A response that continues its prompt begins with its own space; a
+            chat response needs a separator.
         recorded_as: name to record in a run's config.yaml, if it differs from `name`.
 
     Raises a UserError if the classifier does not exist, or does not have the label.

@@ -168,9 +168,7 @@ def refusal(kind: type[Settings], error: ValidationError) -> str:
         return f"{key}: {first['msg']}"
     # If a key allows several types, pydantic reports an error for each of them.
     messages = [
-        detail["msg"].removeprefix(
-            "Value error, "
-        )  # pydantic's prefix before our validators' messages
+        detail["msg"].removeprefix("Value error, ")  # pydantic's prefix to our validators' messages
         for detail in errors
         if _key(kind, detail["loc"])[0] == key
     ]
@@ -185,9 +183,8 @@ def _key(kind: type[Settings], location: Sequence[str | int]) -> tuple[str, type
     for part in location:
         if isinstance(hint, type) and issubclass(hint, Settings):
             block = hint
-            name = (
-                fields(block)[part].name if isinstance(part, int) else part
-            )  # an int: a positional argument
+            # An integer is the index of a positional argument.
+            name = fields(block)[part].name if isinstance(part, int) else part
             hint = get_type_hints(block).get(name)
         elif get_origin(hint) in (list, dict):
             name = str(part)
@@ -205,9 +202,8 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
     word = key.lower().replace("-", "_")
     name = word.rpartition(".")[2]
     whole = {key: key for key in known}
-    names = {
-        key.rpartition(".")[2]: key for key in reversed(known)
-    }  # among equal names, the first key wins
+    # Among keys of the same name, the first one wins.
+    names = {key.rpartition(".")[2]: key for key in reversed(known)}
     for candidates, wanted, likeness in (
         (names, name, 1.0),
         (whole, word, 0.7),

@@ -40,7 +40,7 @@ class Task:
         extract: returns a completion's final answer, or None; used for majority votes in evaluations (`maj@k`).
         kind: name of the registered task kind (`cory.task_kinds`) that made the task; empty for a task made in Python.
             Evaluation and other commands use it to make the task again.
-        row_per_branch: whether each of the observers that answer the same pioneer (`Config.branches`) has its own row.
+        row_per_branch: whether each observer response to the same pioneer response (`Config.branches`) has its own row.
             If true, `branches` consecutive training rows form one query; the pioneer reads the same text in all of
             them.
 
@@ -228,9 +228,8 @@ class Task:
         cls, prompts: Sequence[Prompt], reward: Rewards, role_prompts: RolePrompts
     ) -> "Task":
         """Returns a task whose dataset is a list of queries."""
-        for row, prompt in enumerate(
-            prompts
-        ):  # checked here, since `from_dict` would fail on mixed types
+        # Check now, since `from_dict` fails on prompts of different types.
+        for row, prompt in enumerate(prompts):
             check_prompt(prompt, f"prompts, row {row + 1}")
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 
@@ -261,7 +260,7 @@ def draw_batch(task: Task, config: Config, k: int) -> Batch:
     columns = {}
     branch_columns = {}
     for name, values in drawn.items():
-        # One row per branch (an observer's response). Branches without rows of their own repeat the query's row.
+        # One row per branch, an observer response. Without rows of their own, branches share the query's row.
         rows = repeated(values, config.branches // rows_per_query)
         queries = [rows[i : i + config.branches] for i in range(0, len(rows), config.branches)]
         chain_queries = repeated(queries, config.chains_per_query)[process_rows]
