@@ -95,7 +95,7 @@ def run() -> None:
     if arguments.look:
         look = tempfile.mkdtemp(prefix=f"{folder.name}-")
         write_folder(Path(look), folder, repository)
-        print(f"The files for {repository} are in {look}. Nothing was uploaded")
+        print(f"Nothing was uploaded. The files for {repository} are in {look}")
     else:
         print(f"Uploaded to {upload(folder, repository, arguments.public)}")
 
