@@ -85,7 +85,7 @@ def make_agents(config: Config) -> list[Agent]:
     """
     config.check()
     caveats.clear()  # warnings from an earlier run in this process
-    _warn_of_other_support(config.sampling)
+    _warn_if_off_policy(config.sampling)
     plans = [_plan(config, index) for index in range(config.cory.num_agents)]
 
     # Processes communicate on the first agent's device.
@@ -188,7 +188,7 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
     return agents
 
 
-def _warn_of_other_support(sampling: SamplingConfig) -> None:
+def _warn_if_off_policy(sampling: SamplingConfig) -> None:
     """Warns if top_k, top_p or repetition_penalty change the distribution from which tokens are drawn."""
     defaults = SamplingConfig()
     changed = [

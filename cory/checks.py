@@ -264,8 +264,8 @@ def _check_contexts(
                     row for row, length in enumerate(lengths) if length + responses > context
                 }
                 which = (
-                    f"{max(lengths)} tokens of the prompt of {agent.name} as {prompts.name(role)} + up to {responses} "
-                    f"of the responses that it reads and writes, in a context of {context}"
+                    f"{agent.name}'s prompt as {prompts.name(role)} has {max(lengths)} tokens, the responses that it "
+                    f"reads and writes up to {responses}, the context {context}"
                 )
                 longest = max(longest, (max(lengths) + responses - context, which))
         if too_long:

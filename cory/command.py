@@ -118,7 +118,7 @@ class Arguments(argparse.ArgumentParser):
                 names = [action.dest for action in self._actions]
                 raise UserError(unknown_key(word[2:].partition("=")[0], names))
         if rest:
-            raise UserError(f"{rest[0]}: unexpected argument; flags are such as --seed 1")
+            raise UserError(f"{rest[0]}: expected a flag, such as --seed 1")
         return parsed
 
 

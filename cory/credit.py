@@ -24,8 +24,8 @@ def assign_credit(
 ) -> list[Tensor]:
     """Returns each role's training rewards: one tensor per role, in chain order, with one entry per response.
 
-    All roles have the same number of responses, except with `Config.branches`. Then several adjacent responses of the
-    second role follow each response of the first role, whose training reward uses the mean of their rewards.
+    All roles have the same number of responses, except with `Config.branches`. Then the second role has several
+    responses, adjacent in the batch, to each response of the first role, which is credited with their mean reward.
 
     Args:
         task_rewards: each role's task rewards r_j, one tensor per role, in chain order.

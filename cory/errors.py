@@ -11,13 +11,13 @@ class UserError(Exception):
     """
 
 
-def one_of(where: str, names: Sequence[str], came: Any) -> None:
-    """Raises a UserError if `came` is not one of `names`.
+def one_of(where: str, names: Sequence[str], value: Any) -> None:
+    """Raises a UserError if `value` is not one of `names`.
 
     Functions that branch on a name call this first. Otherwise their last branch would accept any unknown name.
     """
-    if came not in names:
-        raise UserError(f"{where}: expected one of {', '.join(names)}, got {came!r}")
+    if value not in names:
+        raise UserError(f"{where}: expected one of {', '.join(names)}, got {value!r}")
 
 
 class NotFinite(UserError):
