@@ -71,7 +71,7 @@ FAULTS = [
     ),
     Fault(
         "own_reward_weighted", "cory/credit.py",
-        "return own + weighted([*earlier, *later])  # Eq. 4", "return weighted(task_rewards)",
+        "return role_rewards + weighted([*earlier, *later])  # Eq. 4", "return weighted(task_rewards)",
         METHOD,
     ),
     Fault(

@@ -1,4 +1,4 @@
-"""CORY (Ma et al., NeurIPS 2024): fine-tuning a language model as a pioneer and an observer that exchange roles."""
+"""CORY (Ma et al., NeurIPS 2024): fine-tunes two copies of a language model that answer in turn and exchange roles."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

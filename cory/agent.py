@@ -43,17 +43,18 @@ class Agent:
     """One LLM that answers prompts and learns from rewards.
 
     Args:
-        name: `agent_1`, ...; the name used for its folder and its metrics.
-        policy: the causal language model, with the adapters of all agents that share it.
+        name: `agent_1`, ...; names the agent's folder and its metrics.
+        policy: the causal language model, including the adapters of all agents that share it.
         tokenizer: the policy's tokenizer.
         config: the run's settings.
         device: where the agent samples and learns.
         learner: trains the policy. None: the agent is frozen; it is its own reference, so its KL is 0.
-        engine: samples in place of the policy.
-        adapter: the adapter that is active when the agent answers. None: no adapter is.
+        engine: external sampler used in place of the policy (`sampling.engine`).
+        adapter: name of the agent's LoRA adapter. None: the agent answers with all adapters off.
 
     Attributes:
-        date: the date shown by chat templates that print one; the trainer sets it to the day of the run's first start.
+        date: the date shown by chat templates that print one. The trainer sets it to the day on which the run first
+            started.
     """
 
     def __init__(
@@ -86,26 +87,29 @@ class Agent:
 
     @property
     def is_trained(self) -> bool:
-        """Whether the agent learns; an agent that does not is frozen."""
+        """Whether the agent learns; otherwise it is frozen."""
         return self.learner is not None
 
     def encode(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Returns the token ids of prompts, as the policy reads them."""
+        """Returns prompts as token ids."""
         return encode(self.tokenizer, prompts, self.chat_template, self.date)
 
     def encode_responses(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> list[list[int]]:
-        """Returns the token ids of texts as responses to prompts, without an end token."""
+        """Returns responses to prompts as token ids, without an end token."""
         return encode_responses(self.tokenizer, prompts, texts, self.chat_template)
 
     def encode_checked(self, prompts: Sequence[Prompt], max_new_tokens: int) -> list[list[int]]:
-        """Like `encode`, but raises a UserError if a prompt leaves no room for a response in the model's context."""
+        """Returns prompts as token ids, like `encode`.
+
+        Raises a UserError if a prompt and a response of `max_new_tokens` tokens exceed the model's context length.
+        """
         prompt_ids = self.encode(prompts)
         lengths = [len(ids) for ids in prompt_ids]
         check_lengths(lengths, max_new_tokens, self.context_length, prompts)
         return prompt_ids
 
     def activate(self) -> None:
-        """Activates the agent's adapter, since agents may share a base. Does nothing without an adapter."""
+        """Activates the agent's adapter, if it has one. Agents may share one model, with an adapter each."""
         if self.adapter is not None:
             activate(self.policy, self.adapter)
 
@@ -126,8 +130,8 @@ class Agent:
         Args:
             prompts: text or chat messages.
             sampling: how tokens are drawn and where a response ends.
-            generator: draws the tokens. An engine uses its own random numbers instead.
-            keep_logits: whether to keep the logits in the rollout. An engine gives none.
+            generator: draws the tokens; unused by an engine, which has random numbers of its own.
+            keep_logits: whether to keep the logits in the rollout; an engine returns none.
 
         Raises a UserError if a prompt is too long.
         """
@@ -139,7 +143,7 @@ class Agent:
             sampling = replace(sampling, stop=[*sampling.stop, *ends_turn])
         ends = end_tokens(self.policy, self.tokenizer)
         logits: list[list[torch.Tensor]] = []
-        logprobs: list[torch.Tensor] = []  # the engine's
+        logprobs: list[torch.Tensor] = []  # only an engine returns them
         if self.engine is None:
             with self._answering():
                 response_ids, logits = sample(
@@ -168,9 +172,9 @@ class Agent:
     def log_likelihoods(self, prompts: Sequence[Prompt], texts: Sequence[str]) -> torch.Tensor:
         """Returns each text's log-likelihood as the response to its prompt, in nats: (rows,) float32 on the CPU.
 
-        Likelihoods are taken at the sampling temperature, and exclude the end token.
+        Probabilities are computed at the sampling temperature, and the end token is not counted.
 
-        Raises a UserError if a prompt with its text is too long.
+        Raises a UserError if a prompt and its text exceed the context length.
         """
         prompt_ids = [torch.tensor(ids, dtype=torch.long) for ids in self.encode(prompts)]
         text_ids = [
@@ -202,7 +206,7 @@ class Agent:
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
-        """Switches the policy to answering: no dropout, and only the agent's own adapter is active."""
+        """Prepares the policy for answering: no dropout, and no adapter except the agent's own."""
         self.policy.eval()
         self.activate()
         with (
@@ -219,15 +223,17 @@ class Agent:
         shuffle: np.random.Generator,
         warmth: float = 1.0,
     ) -> list[UpdateStats]:
-        """Updates the policy on the agent's rollouts, one per role; returns statistics for each rollout.
+        """Updates the policy on the agent's rollouts and returns statistics for each of them.
 
         Args:
+            rollouts: one rollout per role that the agent holds.
             rewards: training rewards (batch,), one tensor per rollout.
             shuffle: draws the order of the rows in each epoch.
             warmth: factor on the learning rate, at most 1 (warmup).
 
-        Raises NotFinite, which names agent and role, if a loss or gradient is not finite. A frozen
-        agent learns nothing; its statistics contain only KL and length.
+        A frozen agent learns nothing; its statistics contain only KL and length.
+
+        Raises NotFinite, which names agent and role, if a loss or gradient is not finite.
         """
         if self.learner is None:
             return [
@@ -246,14 +252,14 @@ class Agent:
         return self.learner.response_kls(rollout)
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Returns the state to checkpoint: weights and optimizer state as tensors, other numbers as JSON.
+        """Returns the state to checkpoint: a dict of tensors (weights, optimizer state) and one of JSON values.
 
-        Both are empty for a frozen agent.
+        A frozen agent's dicts are empty.
         """
         return ({}, {}) if self.learner is None else self.learner.save_state()
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], numbers: Mapping[str, Any]) -> None:
-        """Restores what `state` returned. Raises a ValueError if a tensor does not fit."""
+        """Restores what `state` returned. Raises a ValueError if a tensor has the wrong shape or is missing."""
         if self.learner is not None:
             self._mark_engine_outdated()
             self.learner.load_state(tensors, numbers)
@@ -263,7 +269,7 @@ class Agent:
             self.engine.mark_outdated(self.name)
 
     def restart(self) -> None:
-        """Resets optimizer state, KL coefficient and reward moments (`cory.reset_every`)."""
+        """Resets optimizer state, KL coefficient and running reward statistics (`cory.reset_every`)."""
         if self.learner is not None:
             self.learner.restart()
 
@@ -275,7 +281,7 @@ class Agent:
 
 
 def _mean_length(rollout: Rollout, device: torch.device) -> float:
-    """Returns the mean response length in tokens, over the rows of all processes."""
+    """Returns the mean response length in tokens, over all processes."""
     tokens = sum(len(ids) for ids in rollout.response_ids)
     sums = distributed.all_reduce_sum(
         torch.tensor([tokens, len(rollout.response_ids)], device=device)

@@ -1,4 +1,8 @@
-"""Builds the agents of a configuration: loads their models, shares bases and references, and makes the learners."""
+"""Builds a run's agents: loads their models, shares weights between agents where possible, and makes the learners.
+
+In this file, *base* is the loaded model that agents start from: the original that full fine-tuning copies, or the model
+to which LoRA adds adapters. The reference is the untrained model to which the KL is measured.
+"""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -31,13 +35,13 @@ TRL = "0.11.4"  # for PPO: the last release whose PPOTrainer has step()
 
 @dataclass
 class AgentPlan:
-    """The parts that one agent is built from.
+    """The parts from which an agent is built.
 
     Args:
         index: the agent's index, from 0.
-        config: its settings, with the model's name resolved to a folder or a Hub id.
-        device: where it samples and learns.
-        learner_type: class of its learner; None for a frozen agent.
+        config: the agent's settings, with the model's name resolved to a folder or a Hub id.
+        device: where the agent samples and learns.
+        learner_type: class of the agent's learner; None for a frozen agent.
     """
 
     index: int
@@ -52,16 +56,16 @@ class AgentPlan:
 
     @property
     def name(self) -> str:
-        """`agent_1`, ..."""
+        """The agent's name: `agent_1`, ..."""
         return f"agent_{self.index + 1}"
 
     @property
     def uses_lora(self) -> bool:
-        """Whether the agent is an adapter on a base."""
+        """Whether the agent is a LoRA adapter."""
         return self.config.lora.rank > 0
 
     def shares_base(self, other: "AgentPlan") -> bool:
-        """Whether both can use one loaded model: as the original of copies and as reference, or as adapted base."""
+        """Whether two agents can share one base."""
         if self.config.model != other.config.model:
             return False
         # A base with adapters cannot be the reference of a fully fine-tuned agent.
@@ -69,22 +73,22 @@ class AgentPlan:
 
 
 def make_agents(config: Config) -> list[Agent]:
-    """Makes a run's agents, `agent_1`, `agent_2`, ...: equal copies of the policy but for what `config.agents` changes.
+    """Makes a run's agents, `agent_1`, `agent_2`, ...: copies of one model, except where `config.agents` differs.
 
-    With full fine-tuning, each agent has a copy of the weights, and agents of the same model share one frozen
-    reference. With LoRA, all agents are adapters on one base, and the reference is the base with its adapters off.
-    Agents with their own devices (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value head. A frozen
-    agent (`agents: [{trained: false}]`) uses the base, shared with others if they have the same model.
+    With full fine-tuning, each agent has its own weights, and agents with the same model share one frozen reference.
+    With LoRA, all agents are adapters on one base, and the reference is the base with its adapters off. A frozen agent
+    (`agents: [{trained: false}]`) uses the base itself, shared with agents that have the same model. Agents with their
+    own devices (`agents: [{device: ...}]`) share nothing. Each PPO agent has a value head.
 
     Raises a UserError if a setting is out of range, a device or a model is not available, padding changes a model's
-    outputs, or an agent that should learn has no trainable weight.
+    outputs, or an agent that should learn has no trainable weights.
     """
     config.check()
-    caveats.clear()  # those of another run of this process
-    _warn_of_other_support(config.sampling)
+    caveats.clear()  # warnings from an earlier run in this process
+    _warn_if_off_policy(config.sampling)
     plans = [_plan(config, index) for index in range(config.cory.num_agents)]
 
-    # Messages between processes use the first agent's device.
+    # Processes communicate on the first agent's device.
     distributed.start(plans[0].device)
     distributed.check(config)
     for device in {plan.device for plan in plans}:
@@ -100,7 +104,7 @@ def make_agents(config: Config) -> list[Agent]:
 
 
 def _plan(config: Config, index: int) -> AgentPlan:
-    """Plans one agent. Raises a UserError if its device, or TRL for its learner, is not available."""
+    """Plans one agent. Raises a UserError if its device, or TRL for a PPO learner, is not available."""
     settings = copy.copy(config.of_agent(index))
     settings.model = replace(settings.model, name=settings.resolve(settings.model.name))
     learner_type = _learner_type(config.algorithm) if config.is_trained(index) else None
@@ -108,7 +112,7 @@ def _plan(config: Config, index: int) -> AgentPlan:
 
 
 def _learner_type(algorithm: AlgorithmName) -> "type[PPOLearner | GroupLearner]":
-    """Returns the learner class of an algorithm. Only PPO imports TRL."""
+    """Returns an algorithm's learner class. Only PPO imports TRL."""
     if algorithm != "ppo":
         return GroupLearner
     try:
@@ -125,8 +129,8 @@ def _learner_type(algorithm: AlgorithmName) -> "type[PPOLearner | GroupLearner]"
 
 
 def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[AgentPlan]]:
-    """Groups the agents that share one loaded model."""
-    if config.device_per_agent:  # agents that learn at the same time share nothing
+    """Groups the agents that share one base."""
+    if config.device_per_agent:  # these agents learn at the same time, so they share nothing
         return [[plan] for plan in plans]
     groups: list[list[AgentPlan]] = []
     for plan in plans:
@@ -139,7 +143,7 @@ def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[Age
 
 
 def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> list[Agent]:
-    """Makes the agents of a group, all on one device, with the reference or the base that they share."""
+    """Makes the agents of one group, all on one device. Their base is the reference, or holds their adapters."""
     config = plans[0].config
     device = plans[0].device
     base, tokenizer = load_policy(config.model, device)
@@ -148,7 +152,7 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
 
     trained = [plan for plan in plans if plan.trained]
     policies = _make_policies(plans, base)
-    reference = None  # with LoRA, the policy with its adapters off
+    reference = None  # LoRA needs none: the learner switches the adapters off
     if trained and not trained[0].uses_lora:
         _warn_of_half_precision(base, config.model)
         reference = WindowPolicy(base).requires_grad_(False).eval()
@@ -167,13 +171,13 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
             activate(policy, plan.name)
             if getattr(policy, "is_quantized", False) and not plan.uses_lora:
                 raise UserError(
-                    f"lora.rank: expected above 0 for {plan.name}, as the weights of {plan.config.model.name!r} are "
-                    "quantized, got 0"
+                    f"lora.rank: expected above 0 for {plan.name}, got 0. The weights of "
+                    f"{plan.config.model.name!r} are quantized, so only adapters can be trained"
                 )
             if not any(weight.requires_grad for weight in policy.parameters()):
                 raise UserError(
                     f"model.name: expected a model with trainable weights for {plan.name}, got "
-                    f"{plan.config.model.name!r}, whose weights are all frozen"
+                    f"{plan.config.model.name!r}. All its weights are frozen"
                 )
             make_learner: Callable[..., Learner] = plan.learner_type
             learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
@@ -184,29 +188,32 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
     return agents
 
 
-def _warn_of_other_support(sampling: SamplingConfig) -> None:
-    """Warns if tokens are not drawn from the policy's distribution at the sampling temperature."""
-    usual = SamplingConfig()
+def _warn_if_off_policy(sampling: SamplingConfig) -> None:
+    """Warns if top_k, top_p or repetition_penalty change the distribution from which tokens are drawn."""
+    defaults = SamplingConfig()
     changed = [
         f"sampling.{key}: {getattr(sampling, key):g}"
         for key in ("top_k", "top_p", "repetition_penalty")
-        if getattr(sampling, key) != getattr(usual, key)
+        if getattr(sampling, key) != getattr(defaults, key)
     ]
     if changed:
         warn(
-            f"{', '.join(changed)}: samples are off-policy, as log-probabilities and KL refer to the whole "
+            f"{', '.join(changed)}: samples are off-policy, since log-probabilities and KL refer to the whole "
             "distribution"
         )
 
 
 def _warn_of_half_precision(base: PreTrainedModel, model: ModelConfig) -> None:
-    """Warns if all weights are trained in 16 bits. Near 0.02, bfloat16 numbers are 0.0001 apart: less is lost."""
+    """Warns if all weights are trained in 16 bits, where small updates are rounded away.
+
+    Near 0.02, for example, neighbouring bfloat16 numbers differ by 0.0001.
+    """
     if base.dtype not in (torch.bfloat16, torch.float16):
         return
     dtype = str(base.dtype).removeprefix("torch.")
     warn(
-        f"The weights of {model.name!r} are trained in {dtype} (model.dtype: {model.dtype}), which rounds steps as "
-        "small as Adam's away: they hardly change. Use --model.dtype float32, with --precision bf16 for speed"
+        f"The weights of {model.name!r} are trained in {dtype} (model.dtype: {model.dtype}) and will hardly change: "
+        "Adam's steps are small enough to be rounded away. Use --model.dtype float32, with --precision bf16 for speed"
     )
 
 
@@ -215,7 +222,7 @@ def _make_policies(
 ) -> "dict[str, PolicyWithValueHead | WindowPolicy]":
     """Returns the wrapped policies of agents that start from `base`, by agent name."""
     policies: dict[str, PolicyWithValueHead | WindowPolicy] = {}
-    adapted = base  # with the adapters so far
+    adapted = base  # gains an adapter per LoRA agent
     trained = [plan for plan in plans if plan.trained]
     for plan in trained:
         policy = make_policy(plan, adapted)
@@ -224,11 +231,11 @@ def _make_policies(
         else:  # sharded at once, so that only one full copy is in memory at a time
             policy = sharding.split(policy, plan.config.parallel, plan.config.precision)
         policies[plan.name] = policy
-    # A frozen agent is the unmodified base, which serves the others as reference.
+    # A frozen agent is the base itself, which is also the others' reference.
     frozen = [plan for plan in plans if not plan.trained]
     for plan in frozen:
         policies[plan.name] = WindowPolicy(adapted)
-    # A base with adapters is sharded only now that it has all agents' adapters.
+    # With LoRA, the base is sharded only after all adapters have been added.
     return {
         plan.name: sharding.split(policies[plan.name], plan.config.parallel, plan.config.precision)
         for plan in plans
@@ -236,11 +243,11 @@ def _make_policies(
 
 
 def make_policy(plan: AgentPlan, base: LanguageModel) -> "PolicyWithValueHead | WindowPolicy":
-    """Returns an agent's wrapped policy: a copy of the base, or with LoRA the base with a new adapter."""
+    """Returns an agent's wrapped policy: a copy of the base, or, with LoRA, the base with a new adapter."""
     config = plan.config
     assert plan.learner_type is not None
     wrap = plan.learner_type.wrapper
-    # PEFT and TRL draw adapters and value heads from torch's global generator.
+    # PEFT and TRL initialize adapters and value heads with torch's global generator.
     with Stream(config.seed, Purpose.INITIALIZATION, agent=plan.index).as_global():
         if config.lora.rank:
             adapted = add_adapter(base, plan.name, config.lora)

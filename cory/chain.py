@@ -1,4 +1,4 @@
-"""A chain of agents: which agent has which role (Eq. 5), what each role reads (Eq. 3), and how queries are answered."""
+"""A chain of agents that answer queries one after the other (Eq. 3), and the schedule of their roles (Eq. 5)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from cory.rollout import Batch, Rollout
 from cory.streams import Purpose, Stream
 from cory.task import Task
 
-LEAST_LOG_LIKELIHOOD = -10.0  # nats; lower bound on an answer's log-likelihood
+LEAST_LOG_LIKELIHOOD = -10.0  # lower bound in `Chain.information`, in nats
 
 
 @dataclass(frozen=True)
 class RoleSchedule:
     """Assigns agents to roles, the positions in the chain: 0 is the pioneer, 1 the observer, and so on.
 
-    An exchange only changes which agent holds which role, so nothing is copied and no state is lost.
+    An exchange only changes which agent has which role: no weights are copied, and no optimizer state is lost.
 
     Args:
         num_agents: number of agents.
         period: iterations between exchanges (T_REx); 0 for never.
-        length: number of roles in the chain; 0 for one per agent. If larger, agents hold several roles.
+        length: number of roles in the chain; 0 for one per agent. With more roles than agents, agents hold several.
     """
 
     num_agents: int
@@ -33,9 +33,9 @@ class RoleSchedule:
     length: int = 0
 
     def order(self, k: int) -> tuple[int, ...]:
-        """Returns the agents' indices by role at iteration `k` (from 0); `order(k)[0]` is the pioneer's.
+        """Returns the index of each role's agent at iteration `k` (from 0); `order(k)[0]` is the pioneer's.
 
-        The chain rotates by one place every `period` iterations, which swaps the roles of two agents.
+        Roles rotate by one agent every `period` iterations; with two agents, this swaps pioneer and observer.
         """
         n, length = self.num_agents, self.length or self.num_agents
         turn = k // self.period if self.period else 0
@@ -44,12 +44,12 @@ class RoleSchedule:
 
 @dataclass(frozen=True)
 class Chain:
-    """Agents that answer one after the other, by role: the first one is the pioneer.
+    """Agents that answer one after the other; each later one reads earlier responses.
 
     Args:
-        agents: the agents by role. An agent may occur twice: one LLM in both roles.
+        agents: the agent in each role, the pioneer first. An agent that holds several roles is listed several times.
         task: defines what each role reads.
-        sampling: sampling settings for roles without limits of their own.
+        sampling: sampling settings; a role's own settings take precedence.
         transfer: whether later roles read earlier responses (`cory.knowledge_transfer`).
     """
 
@@ -62,7 +62,7 @@ class Chain:
         """Returns each role's responses to a batch of queries.
 
         Args:
-            generators: one per role, which draws the tokens of its responses (`role_generators`).
+            generators: random generators, one per role (`role_generators`).
         """
         rollouts: list[Rollout] = []
         for role in range(len(self.agents)):
@@ -83,7 +83,7 @@ class Chain:
         """Returns the responses of one role.
 
         Args:
-            responses: the earlier roles' responses, one list per role. None: the role reads the query alone.
+            responses: the earlier roles' responses, one list per role. None: the role reads only the query.
         """
         prompts = self.prompts(role, batch, responses)
         rollout = self.agents[role].respond(prompts, self.sampling_of(role, batch), generator)
@@ -106,7 +106,7 @@ class Chain:
         )
 
     def sampling_of(self, role: int, batch: Batch) -> SamplingConfig:
-        """Returns a role's sampling settings: the role's own limits where set, else the batch's."""
+        """Returns the chain's sampling settings with the batch's length limit, changed by the role's own settings."""
         common = replace(self.sampling, max_new_tokens=batch.max_new_tokens)
         return self.task.prompts.settings(role).sampling(common)
 
@@ -127,32 +127,33 @@ class Chain:
     ) -> torch.Tensor:
         """Returns how much the first role's response raises the right answer's log-likelihood, in nats: (batch,).
 
-        The baseline is the same prompt with a response to another query. The dataset's column `answer` holds the
-        answers; the second role's agent gives their log-likelihoods, clamped to at least `LEAST_LOG_LIKELIHOOD`.
+        The second role's agent computes the log-likelihood of the dataset's column `answer` twice: after the second
+        role's prompt, and after the same prompt with a response to another query. The result is the difference. Each
+        log-likelihood is clamped to at least `LEAST_LOG_LIKELIHOOD`.
 
         Args:
             rollouts: the rollouts of a chain of two roles.
-            chains_per_query: number of chains that answer the same query; they are adjacent.
+            chains_per_query: number of chains that answer the same query; they are adjacent in the batch.
         """
         first, second = rollouts
-        # The baseline's prompts hold the first response of a chain that answers another query.
-        moved = [*first.completions[-chains_per_query:], *first.completions[:-chains_per_query]]
-        responses = batch.earlier_responses(1, [replace(first, completions=moved)])
+        # Shift the first role's responses by one query, so that each prompt holds a response to another query.
+        shifted = [*first.completions[-chains_per_query:], *first.completions[:-chains_per_query]]
+        responses = batch.earlier_responses(1, [replace(first, completions=shifted)])
         prompts = self.prompts(1, batch, responses)
 
         answers = batch.columns_of(1)["answer"]
-        likelihoods = self.agents[1].log_likelihoods(
+        log_likelihoods = self.agents[1].log_likelihoods(
             [*second.prompts, *prompts], [*answers, *answers]
         )
-        given_response, given_other = likelihoods.clamp(min=LEAST_LOG_LIKELIHOOD).chunk(2)
+        given_response, given_other = log_likelihoods.clamp(min=LEAST_LOG_LIKELIHOOD).chunk(2)
         return given_response - given_other
 
 
 def role_generators(
     seed: int, purpose: Purpose, num_roles: int, k: int = 0, rank: int = 0
 ) -> list[torch.Generator]:
-    """Returns a generator for each role's responses in iteration `k` on process `rank`.
+    """Returns one random generator per role for iteration `k` on process `rank`.
 
-    Roles have separate generators; otherwise an observer would reuse the draws that produced its input.
+    If roles shared one seed, an observer would reuse the random draws that produced the response that it reads.
     """
     return [Stream(seed, purpose, k, role=role, process=rank).torch() for role in range(num_roles)]

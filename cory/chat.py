@@ -1,13 +1,14 @@
-"""Chats with a run: its base, and its agents in their roles, answer each line. See docs/quick_start.md.
+"""Chats with a run: the untrained model, and the run's agents in their roles, answer each line of input.
 
     python -m cory.chat runs/imdb_cory_tiny
 
-A line is a prompt (text, or chat messages as JSON) or a row: a JSON object with `prompt` and the other columns that
-prompts and reward read.
+A line is a prompt (text, or chat messages as JSON), or a JSON object with `prompt` and the other dataset columns that
+the prompts and the reward use:
 
     {"prompt": "What is 2 + 2?", "answer": "#### 4"}
 
-Repeating a prompt draws new answers. Ctrl-D ends the chat, with status 2 if a line could not be answered.
+A repeated prompt gets new answers. Ctrl-D ends the chat, with exit status 2 if any line could not be answered.
+See docs/quick_start.md.
 """
 
 import json
@@ -27,16 +28,18 @@ from cory.task_kinds import kind_of_run, run_config
 
 
 class Chat:
-    """A run's agents in their initial roles, and the first agent's base. All models stay in memory.
+    """A run's agents in their initial roles, and the model that the first agent started from (its base).
 
-    Raises a UserError if the run has not ended or was made in Python, or if data or models have changed since.
+    All models stay in memory.
+
+    Raises a UserError if the run has not ended or was made in Python, or if its data or models have changed since.
     """
 
     def __init__(self, run: Path, device: str = "auto") -> None:
         kind = kind_of_run(read_settings(run))
         if kind is None:
             raise UserError(
-                f"{run}: expected a run of cory.train or of a task's script, got one that was made in Python"
+                f"{run}: expected a run of cory.train or of a task's script, got one made in Python"
             )
         self.config = run_config(run).on(device)
         agents = list(agent_sources(run, self.config, {}).values())
@@ -46,7 +49,7 @@ class Chat:
         for note in check_run(run, self.config, self.task):
             print(f"Note: {note}", file=sys.stderr)
 
-        # Imported late: torch takes seconds, and errors above should appear at once.
+        # Imported late: importing torch takes seconds, and the errors above should appear at once.
         from cory.evaluation.answer import load_agent
         from cory.parallel.devices import choose_device
 
@@ -58,7 +61,7 @@ class Chat:
             index = role % len(agents)
             self.names.append(f"agent_{index + 1} as {self.task.prompts.name(role)}")
             answering.append(agents[index])
-        # No KL is computed, so each model serves as its own base.
+        # A base is needed only for the KL, which is not computed here, so each model serves as its own base.
         chat_device = choose_device(device)
         self.models = [
             load_agent(source._replace(base=source.model), chat_device, Config())[0]
@@ -67,9 +70,9 @@ class Chat:
         self.lines = 0  # number of lines answered so far
 
     def answer(self, line: str) -> list[str]:
-        """Returns lines to print: the responses of the base and of each role, with their rewards.
+        """Returns the lines to print: the base's and each role's response, with its reward.
 
-        Raises a UserError if the line is an invalid row, or too long for a model.
+        Raises a UserError if the line cannot be read, or is too long for a model.
         """
         # Imported late, as they import torch.
         from cory.chain import Chain, role_generators
@@ -96,9 +99,9 @@ class Chat:
             team_reward = score_team(self.task.team, batch, rollouts[1:])
             if team_reward is not None:
                 notes.append(f"team reward {team_reward.item():+.2f}")
-        except Exception as error:  # such as a column that a prompt lacks, or that has another type
+        except Exception as error:  # the line may lack a column, or have one of another type
             notes.append(f"no reward: {one_line(f'{type(error).__name__}: {error}')}")
-        # Continuation lines are indented, as they could look like the next answer.
+        # Indent a response's further lines, which could otherwise look like the next answer.
         shown = [printable(text).replace("\n", "\n  ") for text in texts]
         answers = [" ".join(parts) for parts in zip(self.names, rewards, shown, strict=True)]
         return [*answers, *notes]
@@ -122,9 +125,9 @@ class Chat:
             raise UserError(f"row: expected a JSON object with {', '.join(missing)}, got {line!r}")
         first = self.task.dataset[0]["prompt"]
         if isinstance(first, list) and isinstance(row["prompt"], str):
-            # The text becomes the last turn, after the data's earlier messages, such as a system message.
+            # The text becomes the last turn. Earlier messages (system) come from the dataset's first row.
             row["prompt"] = [*first[:-1], {"role": "user", "content": row["prompt"]}]
-        from cory.checks import check_prompt  # imports torch, so not above
+        from cory.checks import check_prompt  # imported late, as it imports torch
 
         check_prompt(row["prompt"], "prompt")
         return row
@@ -139,7 +142,7 @@ def run() -> None:
     with suppress(ImportError):
         import readline  # noqa: F401  (lets `input` edit lines)
     if hasattr(sys.stdin, "reconfigure"):
-        # Lets `answer` refuse a line that is not UTF-8 without ending the chat.
+        # A line that is not UTF-8 then raises a UserError in `answer`, instead of ending the chat.
         sys.stdin.reconfigure(errors="surrogateescape")
     status = 0
     while True:

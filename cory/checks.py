@@ -1,6 +1,6 @@
-"""Checks that data, functions and templates fit each other, the configuration and the agents.
+"""Checks that a task's data, functions and templates fit together, and fit the configuration and the agents.
 
-Each check raises a UserError before training time is spent.
+Each check raises a UserError before training begins.
 """
 
 import inspect
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cory.agent import Agent
 
 CHAT_ROLES = ("system", "user", "assistant")
-# Names that a task's metrics cannot have: keys of metrics.jsonl, and columns of an evaluation.
+# Names that a task's metrics cannot have, since metrics.jsonl or an evaluation's table uses them.
 RECORDED = {
     *TITLES,
     *(field.name for field in fields(UpdateStats)),
@@ -37,11 +37,11 @@ RECORDED = {
     "greedy",
     "copied",
 }
-# Arguments of functions besides the dataset's columns.
+# Arguments that rewards and metrics receive in addition to the dataset's columns.
 PASSED = ("prompts", "completions", "completion_ids", "chains", "role", "rewards")
 
 
-# A task's functions, rows and templates
+# Checks of a task: its functions, rows and templates
 
 
 def check_functions(
@@ -53,7 +53,7 @@ def check_functions(
     names = [reward.short_name for reward in rewards]
     if len({*names}) < len(names):
         raise UserError(
-            f"task.reward: expected functions of different names, got {names}. Rename one, in its file or by "
+            f"task.reward: expected functions of different names, got {names}. Rename one in its file, or with "
             "Reward(function, name=...)"
         )
     reward_metrics = [f"reward_{name}" for name in names] if len(names) > 1 else []
@@ -71,13 +71,15 @@ def check_rows(
     metrics: Mapping[str, Function],
     prompts: RolePrompts,
 ) -> None:
-    """Checks that rows have prompts and the columns that functions and templates read."""
+    """Checks that rows have prompts and all columns that functions and templates use."""
     names = dataset.column_names
     if "prompt" not in names:
         raise UserError(f"dataset: expected a column 'prompt', got {names}")
     reserved = [name for name in PASSED if name in names]
     if reserved:
-        raise UserError(f"dataset: expected no columns {reserved}, as rewards are passed them")
+        raise UserError(
+            f"dataset: expected no column named like an argument of rewards, got {reserved}"
+        )
     others = [name for name in names if name != "prompt"]
     arguments = ["prompts", "completions", "role", *others]
     for reward in rewards:
@@ -93,7 +95,7 @@ def check_rows(
         for row, value in enumerate(dataset[name][:]):
             if value is None:
                 raise UserError(
-                    f"dataset, column {name!r}, row {row + 1}: expected a value for a role's prompt, got null"
+                    f"dataset, column {name!r}, row {row + 1}: expected a value, got null. A role's prompt contains it"
                 )
 
 
@@ -109,22 +111,22 @@ def check_prompt(prompt: Any, where: str) -> None:
     )
     if not (is_chat and prompt and prompt[-1]["role"] == "user" and prompt[-1]["content"]):
         raise UserError(
-            f"{where}: expected text or chat messages of {{role, content}} with roles {', '.join(CHAT_ROLES)}, the "
-            f"last one the user's, not empty, got {prompt!r}"
+            f"{where}: expected non-empty text, or chat messages {{role, content}} with roles among "
+            f"{', '.join(CHAT_ROLES)} that end with a non-empty message of the user, got {prompt!r}"
         )
 
 
 def check_templates(prompts: RolePrompts, columns: Iterable[str]) -> None:
-    """Checks that templates have placeholders and that all of them are known: columns, earlier roles and the like.
+    """Checks that each template has placeholders, and that each placeholder is a column, an earlier role or predefined.
 
-    Also checks that no role has a column's name, since a template could not tell them apart.
+    Also checks that no role is named like a column, since a template could not tell them apart.
     """
     columns = set(columns)
     for role in range(max(2, len(prompts.roles))):
         settings = prompts.settings(role)
         if settings.name in columns:
             raise UserError(
-                f"roles[{role}].name: expected another name than the dataset's columns {sorted(columns)}, got "
+                f"roles[{role}].name: expected a name that is no column of the dataset, {sorted(columns)}, got "
                 f"{settings.name!r}"
             )
         if prompts.function(role) is not None:
@@ -142,7 +144,7 @@ def check_templates(prompts: RolePrompts, columns: Iterable[str]) -> None:
             raise UserError(f"{where}: expected placeholders among {sorted(allowed)}, got {got}")
 
 
-# A configuration, its agents, and a task's rows and templates
+# Checks of a task with a configuration and its agents
 
 
 def check_fits(
@@ -153,7 +155,7 @@ def check_fits(
     held_out: Dataset | None,
     rows_per_query: int,
 ) -> None:
-    """Checks that rows suffice for an iteration, have what `cory.credit` needs, and fit the agents' contexts.
+    """Checks that rows suffice for an iteration, have what `cory.credit` needs, and fit the agents' context lengths.
 
     Args:
         dataset: training rows.
@@ -176,7 +178,7 @@ def check_fits(
 
 
 def _check_queries(dataset: Dataset, prompts: RolePrompts, size: int) -> None:
-    """Checks that each group of `size` rows agrees on the prompt and on all else that the first role reads."""
+    """Checks that the `size` rows of each query agree in all columns that the first role reads."""
     if len(dataset) % size:
         raise UserError(
             f"dataset: expected a multiple of branches = {size} rows with task.row_per_branch: true, got {len(dataset)}"
@@ -188,17 +190,17 @@ def _check_queries(dataset: Dataset, prompts: RolePrompts, size: int) -> None:
             first = row - row % size
             if value != values[first]:
                 raise UserError(
-                    f"dataset, column {name!r}, row {row + 1}: expected the value of row {first + 1}, as "
-                    f"task.row_per_branch makes {size} rows one query of the first role, got {value!r}"
+                    f"dataset, column {name!r}, row {row + 1}: expected the value of row {first + 1}, got {value!r}. "
+                    f"With task.row_per_branch, {size} consecutive rows form one query of the first role"
                 )
 
 
 def _check_answers(
     config: Config, agents: Iterable["Agent"], prompts: RolePrompts, dataset: Dataset
 ) -> None:
-    """Checks, for `cory.credit: information`, that each row's `answer` is a text within the second role's length limit.
+    """Checks that each row's `answer` is a text that fits the second role's smallest length limit.
 
-    The limit is the smallest one that can be drawn.
+    `cory.credit: information` computes the log-likelihood of this answer.
     """
     names = dataset.column_names
     if "answer" not in names:
@@ -213,17 +215,17 @@ def _check_answers(
                 f"{answer!r}"
             )
 
-    # Prompts leave room for the shortest limit, so that the answer has room in every iteration.
+    # Each iteration draws a length limit, for which prompts leave room. The answer must fit even the smallest limit.
     limit = prompts.settings(1).max_new_tokens or config.sampling.min_new_tokens
     rendered = dataset["prompt"][:]
-    if prompts.function(1) is None:  # prompt functions are called only with real responses
+    if prompts.function(1) is None:  # a prompt function may be called only with real responses
         rendered = prompts.render_rows(1, dataset[:], [[""] * len(answers)])
     for agent in agents:
         for row, ids in enumerate(agent.encode_responses(rendered, answers)):
             if len(ids) > limit:
                 raise UserError(
-                    f"dataset, column 'answer', row {row + 1}: expected at most {limit} tokens, the smallest limit of "
-                    f"{prompts.name(1)}'s responses, got {len(ids)}"
+                    f"dataset, column 'answer', row {row + 1}: expected at most {limit} tokens, the smallest length "
+                    f"limit of {prompts.name(1)}, got {len(ids)}"
                 )
 
 
@@ -234,12 +236,12 @@ def _check_contexts(
     dataset: Dataset,
     held_out: Dataset | None,
 ) -> None:
-    """Checks that prompts fit each agent's context, with the longest responses that a role reads and writes.
+    """Checks that prompts fit each agent's context length, with the longest responses that a role reads and writes.
 
     Args:
         agents: one agent per tokenizer and context length, the run's first agent first.
     """
-    # One entry per dataset with rows that are too long: their number, and the query length up to which all rows fit.
+    # For each dataset with rows that are too long: their number, and the query length up to which all rows fit.
     counts: list[str] = []
     fitting: list[int] = []
     longest = (0, "")  # the longest prompt: its excess in tokens, and a description
@@ -249,7 +251,7 @@ def _check_contexts(
         too_long: set[int] = set()
         for role in range(config.cory.num_roles):
             if prompts.function(role) is not None:
-                continue  # prompt functions are called only with real responses
+                continue  # a prompt function may be called only with real responses
             reads = prompts.reads(role) if config.cory.knowledge_transfer else []
             responses = sum(
                 prompts.settings(index).max_new_tokens or config.sampling.max_new_tokens
@@ -262,8 +264,8 @@ def _check_contexts(
                     row for row, length in enumerate(lengths) if length + responses > context
                 }
                 which = (
-                    f"{max(lengths)} tokens of the prompt of {agent.name} as {prompts.name(role)} + up to {responses} "
-                    f"of the responses that it reads and writes, in a context of {context}"
+                    f"{agent.name}'s prompt as {prompts.name(role)} has {max(lengths)} tokens, the responses that it "
+                    f"reads and writes up to {responses}, the context {context}"
                 )
                 longest = max(longest, (max(lengths) + responses - context, which))
         if too_long:
@@ -289,7 +291,7 @@ def _check_contexts(
 def _prompt_lengths(
     config: Config, prompts: RolePrompts, rows: Dataset, role: int, agent: "Agent"
 ) -> list[int]:
-    """Returns the prompts' lengths in tokens, with empty responses. Raises a UserError if a prompt has no tokens."""
+    """Returns the token lengths of prompts with empty responses. Raises a UserError if a prompt has no tokens."""
     reads_responses = role > 0 and config.cory.knowledge_transfer
     empty = [[""] * len(rows)] * role if reads_responses else None
     rendered = prompts.render_rows(role, rows[:], empty)

@@ -1,6 +1,6 @@
-"""Functions and classes that settings name as FILE.py:NAME: rewards, metrics, prompts, callbacks.
+"""Loads functions and classes that settings name as FILE.py:NAME: rewards, metrics, prompts and callbacks.
 
-Importing this does not import torch.
+Importing this module does not import torch.
 """
 
 import asyncio
@@ -25,28 +25,33 @@ from cory.process import is_first
 
 @dataclass(frozen=True)
 class Loaded:
-    """A function or class named by FILE.py:NAME, with that name (without folders) and the file's hash."""
+    """A loaded function or class.
+
+    Args:
+        value: the function or class.
+        name: FILE.py:NAME, without folders.
+        sha256: start of the file's SHA-256.
+    """
 
     value: Callable[..., Any]
     name: str
     sha256: str
 
 
-# Modules of the files run by this process, by path and hash, so that functions of one file share its module.
+# Modules loaded so far, by path and hash: functions in the same file share one module.
 _MODULES: dict[tuple[Path, str], ModuleType] = {}
 
 
 def load_code(key: str, full_name: str) -> Loaded:
     """Loads the function or class named by FILE.py:NAME.
 
-    The hash covers only the file, not its imports. The file can import files beside it by `from . import helper`.
+    The hash covers only the file, not its imports. The file can import files in its folder: `from . import helper`.
 
     Args:
-        key: key of the settings, for messages.
+        key: the settings' key, for messages. `callbacks` names a class, every other key a function.
         full_name: FILE.py:NAME.
 
-    Raises a UserError if the file is missing, raises an error while it is loaded, or has no such function (for
-    `callbacks`: class).
+    Raises a UserError if the file is missing or fails to load, or has no such function or class.
     """
     file, _, name = full_name.rpartition(":")
     path = Path(file).resolve()
@@ -59,22 +64,22 @@ def load_code(key: str, full_name: str) -> Loaded:
     value = getattr(_MODULES[path, sha256], name, None)
     if not callable(value) or isinstance(value, type) != (key == "callbacks"):
         kind = "class" if key == "callbacks" else "function, or an object that can be called,"
-        raise UserError(f"{key}: expected a {kind} of {file}, got {name!r} = {value!r}")
+        raise UserError(f"{key}: expected a {kind} in {file}, got {name!r} = {value!r}")
     return Loaded(value, f"{path.name}:{name}", sha256)
 
 
 def is_code(text: str) -> bool:
-    """Whether a text is not a template but names a function, FILE.py:NAME."""
+    """Whether a text names a function, FILE.py:NAME, and is not a template."""
     return re.fullmatch(r"[^{}\n]+\.py:\w+", text) is not None
 
 
 def as_list(names: list[str] | str) -> list[str]:
-    """Returns names as a list; a single name may be given as text."""
+    """Returns names as a list; a single name becomes a list of one."""
     return [names] if isinstance(names, str) else names
 
 
 def announce_prompts(run: Path, config: Config) -> None:
-    """Prints which code files the prompts of a run's roles name, before running them."""
+    """Prints which code files a run's prompts name, before they are run."""
     prompts = [role.prompt for role in config.roles if role.prompt and is_code(role.prompt)]
     _announce(run, prompts)
 
@@ -82,11 +87,11 @@ def announce_prompts(run: Path, config: Config) -> None:
 def announce_files(
     run: Path, config: Config, changed: Container[str], callbacks: bool = False
 ) -> None:
-    """Prints which code files a run's config.yaml names, except in prompts, before running them.
+    """Prints which code files a run's config.yaml names, except in prompts, before they are run.
 
     Args:
-        config: the run's settings, including changes by the command line.
-        changed: dotted keys changed by the command line; they name the user's own code.
+        config: the run's settings, including changes from the command line.
+        changed: dotted keys set on the command line. Their code is not announced, since the user has just named it.
         callbacks: whether the run's callbacks are loaded, too.
     """
     task = getattr(config, "task", None)
@@ -111,14 +116,15 @@ def _announce(run: Path, names: Sequence[str]) -> None:
 
 
 def awaited(results: Sequence[Any]) -> list[Any]:
-    """Returns the results, awaiting coroutines among them concurrently."""
+    """Returns the results of function calls; coroutines among them are awaited concurrently."""
     if not any(map(inspect.isawaitable, results)):
         return list(results)
 
     async def one(result: Any) -> Any:
         try:
             return await result if inspect.isawaitable(result) else result
-        except SystemExit as error:  # would end the loop's thread, so that `result()` never returns
+        except SystemExit as error:
+            # It would end the event loop's thread, so `result()` below would wait forever.
             raise RuntimeError("an async function has called sys.exit") from error
 
     async def together() -> list[Any]:
@@ -129,14 +135,17 @@ def awaited(results: Sequence[Any]) -> list[Any]:
 
 @functools.cache
 def _event_loop() -> asyncio.AbstractEventLoop:
-    """Returns one loop for all calls, as HTTP clients stay bound to theirs; in a thread, as notebooks run their own."""
+    """Returns the event loop that all calls share, since HTTP clients stay bound to one loop.
+
+    It runs in a thread of its own, because in a notebook the main thread already runs a loop.
+    """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()
     return loop
 
 
 def _run(key: str, path: Path, source: bytes) -> ModuleType:
-    """Runs `source` as a module in a package for the file's folder, bypassing any bytecode cache."""
+    """Runs a file's source as a module of a package made for its folder. No bytecode cache is used."""
     package = f"folder_{hashlib.sha256(str(path.parent).encode()).hexdigest()[:8]}"
     if package not in sys.modules:
         sys.modules[package] = ModuleType(package)
@@ -151,6 +160,6 @@ def _run(key: str, path: Path, source: bytes) -> ModuleType:
         frames = traceback.extract_tb(error.__traceback__)
         lines = [frame.lineno for frame in frames if frame.filename == str(path)]
         location = f"{path.name}, line {lines[-1]}" if lines else path.name
-        # A SyntaxError's message names file and line itself.
+        # A SyntaxError has no frame in the file, but its message names file and line.
         raise UserError(f"{key}: {location}: {type(error).__name__}: {error}") from None
     return module

@@ -1,8 +1,9 @@
-"""Reads settings from flags and YAML files, and runs a command's main function. Importing this does not import torch.
+"""Reads settings from flags and YAML files, and runs a command's main function.
 
-argparse reads flags, PyYAML's safe loader reads files, and pydantic validates the values (`cory/settings.py`). A
-configuration is data: reading it imports and runs nothing. Only the FILE.py:NAME of rewards, metrics, prompts and
-callbacks is run, later.
+argparse reads flags, PyYAML's safe loader reads files, and pydantic validates the values (`cory/settings.py`). Reading
+a configuration runs no code. Rewards, metrics, prompts and callbacks that it names as FILE.py:NAME are run only later.
+
+Importing this module does not import torch.
 """
 
 import argparse
@@ -40,19 +41,19 @@ from cory.settings import (
 )
 
 C = TypeVar("C", bound=Config)
-# Refused as flags by scripts that train a single agent. In a file they are allowed: other scripts share it.
-KEYS_OF_SEVERAL = ("cory.num_agents", "cory.chain_length", "branches")
+# Scripts that train a single agent refuse these as flags, but allow them in files, which other scripts may share.
+MULTI_AGENT_KEYS = ("cory.num_agents", "cory.chain_length", "branches")
 LONGEST = 200  # letters in a folder's name; file systems take 255 bytes
-# Warnings by PEFT and torch about their own calls.
+# Warnings that PEFT's and torch's own code causes.
 IGNORED_WARNINGS = (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*returned a view tensor")
 
 
 def main(work: Callable[[], None]) -> None:
-    """Runs a command. A UserError or a full disk ends it with a message and status 2, Ctrl-C with status 130."""
+    """Runs a command. After a UserError or on a full disk, prints a message and exits with status 2; on Ctrl-C, 130."""
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for stream in (sys.stdout, sys.stderr):
-        # Characters that the terminal cannot show must not end the program.
+        # Escape characters that the terminal cannot show; printing them would raise an error.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     try:
@@ -61,11 +62,11 @@ def main(work: Callable[[], None]) -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:  # the reader of the output, such as head, has closed it
+    except BrokenPipeError:  # a program that reads the output, such as head, has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
     except Exception as error:
-        # The exception for a full disk depends on the library that writes.
+        # Libraries raise different exceptions when the disk is full, so check the message.
         if not isinstance(error, UserError) and "No space left on device" not in str(error):
             raise
         print("\n".join([f"error: {error}", *getattr(error, "__notes__", ())]), file=sys.stderr)
@@ -73,22 +74,22 @@ def main(work: Callable[[], None]) -> None:
 
 
 def _end_process_group() -> None:
-    """Ends this process together with the run's other processes, if there are any."""
+    """In a run with several processes, waits for the others, and then ends this one."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.distributed.is_initialized():
         return
-    # A process that leaves early closes its connections, which aborts the others.
+    # Wait first: a process that ends early closes its connections, which makes the others fail.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
-    # All files are written and closed. During Python's shutdown, libtorch threads that still want the interpreter lock
-    # may abort the process ("terminate called without an active exception"), which torchrun would report as a failure.
+    # Skip Python's shutdown, during which libtorch's threads may abort the process ("terminate called without an active
+    # exception"). torchrun would report this as a failure. All files are already written and closed.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)
 
 
 class Arguments(argparse.ArgumentParser):
-    """argparse's parser, with `description` (a module's docstring) shown verbatim, and a UserError for mistakes."""
+    """An argparse parser that raises a UserError on mistakes, and shows `description` (a docstring) verbatim."""
 
     def __init__(self, description: str | None, **options: Any) -> None:
         super().__init__(
@@ -117,7 +118,7 @@ class Arguments(argparse.ArgumentParser):
                 names = [action.dest for action in self._actions]
                 raise UserError(unknown_key(word[2:].partition("=")[0], names))
         if rest:
-            raise UserError(f"{rest[0]}: unexpected argument; flags are such as --seed 1")
+            raise UserError(f"{rest[0]}: expected a flag, such as --seed 1")
         return parsed
 
 
@@ -127,7 +128,7 @@ class Arguments(argparse.ArgumentParser):
 def add_flags(
     parser: argparse.ArgumentParser, kind: type[Settings], without: Sequence[str] = ()
 ) -> None:
-    """Adds a flag for each key of settings, such as `--ppo.batch_size VALUE`, except the keys in `without`."""
+    """Adds a flag for each key of the settings, such as `--ppo.batch_size VALUE`, except those in `without`."""
     texts = documented(kind)
     for key, hint in keys(kind).items():
         if key in without:
@@ -137,7 +138,7 @@ def add_flags(
             f"--{key}",
             default=argparse.SUPPRESS,
             nargs="?" if hint is bool else None,
-            const="true" if hint is bool else None,  # the value of a flag without one
+            const="true" if hint is bool else None,  # value of a flag that is given without a value
             metavar=f"{{{','.join(choices)}}}" if choices else "VALUE",
             help=texts[key].replace("%", "%%"),
         )
@@ -164,7 +165,7 @@ def documented(kind: type[Settings], prefix: str = "") -> dict[str, str]:
 
 
 def flag_values(kind: type[Settings], texts: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts flags to values, by key. An unknown key is passed on unchanged; the code that uses it refuses it."""
+    """Returns the flags' values by key. Values of unknown keys stay as they are; later code refuses these keys."""
     hints = keys(kind)
     return {
         key: _value(text, hints[key]) if key in hints and isinstance(text, str) else text
@@ -173,7 +174,7 @@ def flag_values(kind: type[Settings], texts: Mapping[str, Any]) -> dict[str, Any
 
 
 def _value(text: str, hint: Any) -> Any:
-    """Returns a flag's value: its text, parsed as YAML if the key takes anything but text."""
+    """Returns a flag's value. The text is parsed as YAML, unless the key takes only text."""
     members = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     others = [get_origin(member) or member for member in members if member is not str]
     if Literal in others:
@@ -184,7 +185,7 @@ def _value(text: str, hint: Any) -> Any:
         value = parse_yaml(text)
     except UNREADABLE:
         return text
-    if value is None and text != "null":  # YAML reads an empty text or a comment as null
+    if value is None and text != "null":  # YAML reads an empty text, or a comment, as null
         return text
     takes_texts = len(others) < len(members)
     return text if takes_texts and type(value) not in others else value
@@ -200,20 +201,20 @@ def read_config(
     single_agent: bool = False,
     argv: Sequence[str] | None = None,
 ) -> tuple[C, str]:
-    """Reads the settings from this process's command line; returns them with the run's name, and announces the run.
+    """Reads settings from the command line, prints a line that announces the run, and returns settings and run name.
 
-    Flags such as `--ppo.batch_size 64` change the values in `--config FILE`, else in `default`. `--resume RUN` reads
-    the run's settings in place of `default`. `--help`, `--version` and `--print_config` print and end the program.
+    The values come from `--config FILE`, from the run in `--resume RUN`, or else from `default`; flags such as
+    `--ppo.batch_size 64` change them. `--help`, `--version` and `--print_config` print and end the program.
 
     Args:
         kind: class of the settings.
         default: a configuration shipped with cory, such as configs/imdb/tiny.yaml. None: the class's defaults.
         prefix: first part of the run's name, such as imdb_cory.
-        single_agent: keep only the first agent, in one role, whatever the file says.
-        argv: arguments. None: the command line of the process.
+        single_agent: whether to keep only the first agent, in one role, even if the file has more.
+        argv: arguments. None: this process's command line.
 
-    Raises a UserError that names the key if a file is missing or not YAML, a key is unknown, a value has a wrong type
-    or is out of range, values contradict each other, or the tracker is not installed.
+    Raises a UserError that names the key. Causes are a missing or unreadable file, an unknown key, a value with a wrong
+    type or out of range, values that contradict each other, and a tracker that is not installed.
     """
     if argv is None:
         process.from_command_line = True
@@ -237,21 +238,21 @@ def read_config(
 def load(
     kind: type[C], default: str | Path | None, argv: Sequence[str], single_agent: bool = False
 ) -> C:
-    """Reads the settings from a command line, like `read_config`, but without naming the run."""
+    """Reads settings from a command line, like `read_config`, but neither names nor announces the run."""
     return _read_line(kind, default, argv, single_agent)[0]
 
 
 def _read_line(
     kind: type[C], default: str | Path | None, argv: Sequence[str], single_agent: bool
 ) -> tuple[C, Path | None, dict[str, Any]]:
-    """Returns the settings, the file that they come from, and the flags that change a value."""
+    """Returns the settings, the file they were read from, and the flags that change a value."""
     if "--version" in argv:
         print(version("cory"))
         sys.exit(0)
     parser = Arguments(
         sys.modules["__main__"].__doc__,
         usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
-        add_help=False,  # our --help shows the values of the file, which must be read first
+        add_help=False,  # our --help shows the file's values, so the file must be read first
     )
     parser.add_argument("--help", "-h", action="store_true", help="print this, and end")
     parser.add_argument("--version", action="store_true", help="print the version, and end")
@@ -274,18 +275,18 @@ def _read_line(
 
     if single_agent:
         given = flags if run is None else values | flags
-        for key in KEYS_OF_SEVERAL:
+        for key in MULTI_AGENT_KEYS:
             if given.get(key) not in (None, 1):
                 raise UserError(
-                    f"{key}: expected 1, as this script trains a single agent, got {given[key]}"
+                    f"{key}: expected 1 in a script that trains a single agent, got {given[key]}"
                 )
     if run is not None and parsed.config:
         raise UserError(
-            f"config: expected none, as {run} is continued with its own settings, got {parsed.config!r}"
+            f"config: expected none with --resume, got {parsed.config!r}. A resumed run keeps its settings"
         )
     if run is not None and Path(flags.get("output") or run).resolve() != run.resolve():
         raise UserError(
-            f"output: expected none, as {run} is continued in its folder, got {flags['output']!r}"
+            f"output: expected none with --resume, got {flags['output']!r}. A resumed run keeps its folder, {run}"
         )
     try:
         config = from_dotted(kind, values | flags)
@@ -294,10 +295,10 @@ def _read_line(
         config.check()
     except UserError as error:
         key = str(error).partition(":")[0]
-        # An entry of a list, such as agents.1.device, is part of the list's value.
+        # A key such as agents.1.device is part of the file's key `agents`.
         in_file = [name for name in file_values if f"{key}.".startswith(f"{name}.")]
         where = f"{file}: " if in_file and in_file[0] not in flags else ""
-        advice = " (a run is continued by the script that made it)" if where and run else ""
+        advice = " (continue a run with the script that made it)" if where and run else ""
         raise UserError(f"{where}{error}{advice}") from None
     if parsed.print_config:
         print(yaml_text(asdict(config)), end="")
@@ -333,7 +334,7 @@ def _file(name: str | None, run: Path | None, default: str | Path | None) -> Pat
 
 
 def _resumed_run(resume: str | None) -> Path | None:
-    """Returns the folder that `--resume` names. Raises a UserError if it is not a run's."""
+    """Returns the folder that `--resume` names. Raises a UserError if it is not the folder of a run."""
     if resume in (None, "auto"):
         return None
     run = Path(resume)
@@ -343,9 +344,9 @@ def _resumed_run(resume: str | None) -> Path | None:
 
 
 def shipped(name: str) -> Path:
-    """Finds a configuration shipped with cory by its path in a checkout, such as configs/imdb/tiny.yaml.
+    """Finds a configuration shipped with cory, such as configs/imdb/tiny.yaml, in a checkout or an installed package.
 
-    An installed package has these files in `cory/configs`. Paths of other files are returned unchanged.
+    Other paths are returned unchanged.
     """
     package = Path(__file__).resolve().parent
     for folder in (package, package.parent):
@@ -354,10 +355,11 @@ def shipped(name: str) -> Path:
     return Path(name)
 
 
-# The announcement of a run, printed before the libraries are loaded, which takes seconds
+# The announcement and the name of a run
 
 
 def _announce(config: Config, name: str) -> None:
+    """Prints a run's name, method and model. It precedes the import of the libraries, which takes seconds."""
     names = dict.fromkeys(
         config.of_agent(index).model.name for index in range(config.cory.num_agents)
     )
@@ -371,7 +373,7 @@ def _is_of_run(file: Path) -> bool:
 
 
 def _setting_name(file: Path | None, prefix: str) -> str:
-    """Returns prefix and file name, or the name of the run that the file belongs to."""
+    """Returns the prefix with the file's name, or a run's name if the file is the run's config.yaml."""
     if file is None:
         return prefix or "cory"
     if _is_of_run(file):
@@ -380,7 +382,7 @@ def _setting_name(file: Path | None, prefix: str) -> str:
 
 
 def run_name(setting: str, changed: Mapping[str, Any]) -> str:
-    """Returns the name of a run: its setting and the changed values, except of keys that may change on resume.
+    """Returns a run's name: `setting` followed by the changed values, except those that may change on resume.
 
     Args:
         setting: name of the method and the configuration file, such as imdb_cory_tiny.
@@ -399,13 +401,13 @@ def run_name(setting: str, changed: Mapping[str, Any]) -> str:
             parts.append(name)
             continue
         text = Path(value).name if isinstance(value, str) else json.dumps(value)
-        # Seeds are written as in an experiment's runs, which reports group by this suffix.
+        # Reports group an experiment's runs by the suffix -seedN.
         parts.append(f"seed{text}" if key == "seed" else f"{name}={text}")
     return _folder_name(parts)
 
 
 def evaluation_name(models: Sequence[str]) -> str:
-    """Returns the name of an evaluation, made from its run's label, or from the short labels of several runs.
+    """Returns an evaluation's name, made from its run's label, or from short labels if there are several runs.
 
     >>> evaluation_name(["runs/imdb_cory_tiny-seed3", "runs/imdb_ppo_tiny-seed3"])
     'evaluation-imdb_cory_tiny-imdb_ppo_tiny'
@@ -416,7 +418,7 @@ def evaluation_name(models: Sequence[str]) -> str:
 
 
 def _folder_name(parts: list[str]) -> str:
-    """Joins parts to a folder name that any system accepts, dropping the longest ones beyond LONGEST letters."""
+    """Joins parts to a portable folder name. The longest parts are dropped until it has at most LONGEST letters."""
     while len("-".join(parts)) > LONGEST and len(parts) > 1:
         parts.remove(max(parts[1:], key=len))
     return re.sub(r"[^\w.=+-]", "_", "-".join(parts))[:LONGEST]

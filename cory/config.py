@@ -1,10 +1,10 @@
-"""The settings of a run and of an evaluation: pydantic dataclasses whose keys are all documented, checked and read.
+"""The settings of a run and of an evaluation, as pydantic dataclasses. Every key is documented, checked and used.
 
-Defaults are the paper's (Table 1) where it states them. A task adds its own block by subclassing `Config`
+Defaults are the paper's (Table 1) where the paper gives them. A task adds its own block by subclassing `Config`
 (`imdb_train/config.py`). `cory/settings.py` reads settings from files.
 
 Assigning an unknown name, or a value with a wrong type or out of range, raises an error at once. `check()` checks
-combinations of keys; code that uses settings calls it first.
+combinations of keys; code calls it before it uses settings.
 """
 
 import json
@@ -30,7 +30,7 @@ from cory.errors import UserError
 from cory.settings import Settings, changed
 
 S = TypeVar("S", bound=Settings)
-# Placeholders of templates, which cannot be role names.
+# Names with a fixed meaning in templates; roles cannot have them.
 RESERVED_NAMES = ("prompt", "response", "responses")
 C = TypeVar("C", bound="Config")
 
@@ -41,8 +41,8 @@ def _role_name(name: str | None) -> str | None:
         not name.isidentifier() or keyword.iskeyword(name) or name in RESERVED_NAMES
     ):
         raise ValueError(
-            "expected null or a name of letters, digits and _, other than "
-            f"{', '.join(RESERVED_NAMES)} and Python's keywords"
+            "expected null or a name of letters, digits and _ that is neither a Python keyword nor one of "
+            f"{', '.join(RESERVED_NAMES)}"
         )
     return name
 
@@ -75,16 +75,17 @@ def compares_responses(algorithm: AlgorithmName) -> bool:
 
 @dataclass
 class ModelConfig(Settings):
-    """The policy, which is also the reference.
+    """The language model that agents start from. Untrained, it is also the reference for the KL.
 
     Args:
-        name: Hub id, local folder, or `tiny`: the small model of the task's toy setting.
+        name: Hub id, local folder, or `tiny`, the small model of the task's toy configuration.
         revision: Branch, tag or commit of a Hub model.
-        dtype: Type of the weights: float32, bfloat16, or `auto` for the type they were saved in.
-        quantization: `4bit` loads the base with 4-bit weights (NF4, bitsandbytes); LoRA only.
-        gradient_checkpointing: Recompute activations in the backward pass: less memory, more time, the same numbers.
-        chat_template: Render prompts as a user turn with the tokenizer's chat template. A mapping sets its options,
-            such as {enable_thinking: false}.
+        dtype: Type of the weights: float32, bfloat16, or `auto` for the type saved in the model's files.
+        quantization: `4bit` loads the model with 4-bit weights (NF4, bitsandbytes); requires LoRA.
+        gradient_checkpointing: Recompute activations in the backward pass. This saves memory, takes more time, and
+            gives the same numbers.
+        chat_template: Render prompts as a user turn with the tokenizer's chat template. A mapping sets the template's
+            options, such as {enable_thinking: false}.
     """
 
     block: ClassVar[str] = "model"
@@ -98,12 +99,13 @@ class ModelConfig(Settings):
 
 @dataclass
 class LoraConfig(Settings):
-    """Agents as LoRA adapters; the reference is the base with adapters off.
+    """LoRA: agents are adapters on one base model, which is the reference when its adapters are off.
 
     Args:
         rank: Rank of the adapters. 0: full fine-tuning.
         alpha: Adapter outputs are scaled by alpha / rank.
-        target_modules: Modules that get adapters. null: PEFT's choice for the architecture, or else all linear layers.
+        target_modules: Modules that get adapters. null: PEFT's default for the architecture, or all linear layers if
+            it has none.
     """
 
     block: ClassVar[str] = "lora"
@@ -119,18 +121,19 @@ class CoryConfig(Settings):
     Args:
         num_agents: Number of LLMs, including frozen ones: 1 is the single-agent baseline, 2 the paper's pioneer and
             observer.
-        chain_length: Number of roles in the chain. null: one per agent. If larger, agents hold several roles, so
-            one LLM can be both pioneer and observer.
-        exchange_period: Iterations between role exchanges (T_REx, Eq. 5). An exchange rotates the chain by one place.
+        chain_length: Number of roles, the positions in the chain of agents. null: one per agent. With more roles than
+            agents, agents hold several, so one LLM can be both pioneer and observer.
+        exchange_period: Iterations between role exchanges (T_REx, Eq. 5), which rotate roles by one agent. 0: never.
+        credit: How a role's training reward is computed: `collective` (Eq. 4), `mean`, `causal`, `own`,
+            `counterfactual`, or `information`, which needs a column `answer` in the data (docs/learners.md).
+        weight: Weight of the other roles' task rewards in a role's training reward; with `credit: information`, weight
+            of the information. 1 is cooperative (Eq. 4), 0 independent, negative competitive. Ignored with
+            `credit: own`.
+        knowledge_transfer: Whether observers read earlier responses (Eq. 3). If false, they read only the query, in the
+            pioneer's template.
+        reset_every: Reset every agent's optimizer state, KL coefficient and running reward statistics after this many
+            iterations, also in single-agent runs. The authors' published code resets CORY's every 5 iterations.
             0: never.
-        credit: How a role is rewarded: `collective` (Eq. 4), `mean`, `causal`, `own`, `counterfactual`, or
-            `information`, which needs a column `answer` in the data (docs/learners.md).
-        weight: Weight of the other roles' task rewards, or of the information, in a role's training reward: 1 is
-            cooperative (Eq. 4), 0 independent, negative competitive. Ignored with `credit: own`.
-        knowledge_transfer: Whether an observer reads the preceding role's response (Eq. 3). If false, it reads only the
-            query, in the pioneer's template.
-        reset_every: Iterations between restarts of all learners, also of a single agent's: optimizer state, KL
-            coefficient and reward moments are reset. The authors' published code does so for CORY every 5. 0: never.
     """
 
     block: ClassVar[str] = "cory"
@@ -149,11 +152,13 @@ class CoryConfig(Settings):
             )
         if self.credit in ("counterfactual", "information") and not self.knowledge_transfer:
             raise UserError(
-                f"cory.credit: expected knowledge_transfer: true with {self.credit}, got false"
+                "cory.credit: expected collective, mean, causal or own with cory.knowledge_transfer: false, "
+                f"got {self.credit}"
             )
         if self.credit == "information" and self.num_roles > 2:
             raise UserError(
-                f"cory.credit: expected at most two roles with information, got {self.num_roles}"
+                "cory.credit: expected collective, mean, causal, own or counterfactual with "
+                f"{self.num_roles} roles, got information"
             )
 
     @property
@@ -164,16 +169,16 @@ class CoryConfig(Settings):
 
 @dataclass
 class AgentConfig(Settings):
-    """One agent of the list `agents`: its differences from the run's settings.
+    """One entry of the list `agents`: an agent's differences from the run's settings.
 
     Args:
-        model: Keys of `model` that differ, such as {name: ...}. The run's revision does not apply to another name.
+        model: Keys of `model` that differ, such as {name: ...}. If the name differs, the run's revision does not apply.
         lora: Keys of `lora` that differ, such as {rank: ...}.
         learning_rate: Adam's learning rate. null: ppo.learning_rate.
-        init_kl_coef: Initial KL coefficient of this agent's updates. null: ppo.init_kl_coef, which remains the eta of
-            every agent's combined reward.
-        device: The agent's own device, set for all agents or for none. Agents with devices are updated at the same
-            time, even if they name the same one (docs/scaling.md). null: the run's.
+        init_kl_coef: Initial KL coefficient of this agent's updates. null: ppo.init_kl_coef. The combined reward
+            uses ppo.init_kl_coef for every agent.
+        device: Device of this agent, set for all agents or for none. Agents with devices are updated at the same
+            time, even if their devices are the same (docs/scaling.md). null: the run's device.
         trained: Whether the agent learns. If false, it is frozen and only answers.
     """
 
@@ -193,15 +198,15 @@ class AgentConfig(Settings):
 
 @dataclass
 class RoleConfig(Settings):
-    """One role of the list `roles`: its differences from the defaults.
+    """One entry of the list `roles`: a role's differences from the defaults.
 
     Args:
-        name: Name in metrics, pages and templates. null: pioneer, observer, observer_2, ...
-        prompt: Template over {prompt}, {response} (the preceding role's), {responses} (all earlier roles', joined by
-            blank lines), the names of earlier roles, and the dataset's columns. Alternatively, FILE.py:FUNCTION, which
-            returns the prompt (docs/own_task.md). null: the task's.
-        max_new_tokens: Length limit of the role's responses in every batch. null: the limit drawn by `sampling`.
-        stop: Texts that end a response. null: the texts in `sampling`.
+        name: Name in metrics, reports and templates. null: pioneer, observer, observer_2, ...
+        prompt: Template with the placeholders {prompt}, {response} (the preceding role's response), {responses} (all
+            earlier responses, joined by blank lines), the names of earlier roles, and the dataset's columns.
+            Alternatively, FILE.py:FUNCTION, which returns the prompt (docs/own_task.md). null: the task's template.
+        max_new_tokens: Length limit of the role's responses in every batch. null: each batch's limit (`sampling`).
+        stop: Texts that end a response. null: sampling.stop.
     """
 
     block: ClassVar[str] = "roles"
@@ -211,7 +216,7 @@ class RoleConfig(Settings):
     stop: list[NotEmpty] | None = None
 
     def sampling(self, common: "SamplingConfig") -> "SamplingConfig":
-        """Returns this role's sampling settings: `common`, with the role's own limits where set."""
+        """Returns `common` with this role's length limit and stop texts, if it has any."""
         return replace(
             common,
             max_new_tokens=self.max_new_tokens or common.max_new_tokens,
@@ -220,7 +225,7 @@ class RoleConfig(Settings):
 
 
 def _from_mapping(kind: type[S]) -> BeforeValidator:
-    """Accepts a list entry given as a mapping in Python code, as in files."""
+    """Returns a validator that accepts a mapping as a list entry in Python code, as in files."""
     adapter = TypeAdapter(kind)
     return BeforeValidator(
         lambda entry: adapter.validate_json(json.dumps(entry)) if isinstance(entry, dict) else entry
@@ -234,48 +239,49 @@ def role_name(role: int) -> str:
 
 @dataclass
 class PPOConfig(Settings):
-    """Each agent's update (Eq. 10 to 13 for PPO). The same keys serve all agents and all algorithms.
+    """Each agent's update (Eq. 10 to 13 for PPO). The keys apply to all agents and, unless marked PPO, all algorithms.
 
     Args:
         learning_rate: Adam's learning rate.
         warmup_iterations: Iterations over which the learning rate rises linearly from 0. 0: constant.
         batch_size: Responses per role and iteration, over all processes; `group_size` per query.
-        mini_batch_size: Samples per gradient, over all processes.
-        gradient_accumulation_steps: Mini-batches per optimizer step, weighted equally whatever their numbers of
-            tokens. To save memory without changing the update, set `micro_batch` instead.
-        micro_batch: Samples per forward and backward pass, in each process. It changes results by rounding only;
-            smaller micro-batches share fewer prompts and cannot reuse the first pass. `auto`: the mini-batch, or
-            fewer rows if an array (rows, response tokens, vocabulary) would exceed 1 GiB on a CPU or 4 GiB on a GPU.
-            In a single process, `auto` also halves the number whenever memory runs out.
+        mini_batch_size: Responses per gradient, over all processes.
+        gradient_accumulation_steps: Mini-batches per optimizer step; all have the same weight, however many tokens they
+            hold. To save memory without changing the update, set `micro_batch` instead.
+        micro_batch: Responses per forward and backward pass, in each process. It changes results only by rounding.
+            With smaller micro-batches, fewer responses share an encoded prompt, and the first forward pass cannot be
+            reused. `auto`: the mini-batch, or fewer rows if an array (rows, response tokens, vocabulary) would exceed
+            1 GiB on a CPU or 4 GiB on a GPU. In a single process, `auto` also halves the number whenever memory runs
+            out.
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2). The combined reward uses this value throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. If false, it is constant.
         kl_target: Target KL of the adaptive controller, in nats per response.
-        kl_horizon: Horizon of the adaptive controller, in responses. An update counts as batch_size responses, however
-            many roles the agent has.
+        kl_horizon: Horizon of the adaptive controller, in responses. An update counts as batch_size responses, even if
+            the agent has several roles.
         kl_penalty: `full`: KL over the whole vocabulary (Eq. 2); `kl`: the sampled KL, the log-ratio of the sampled
-            token (docs/paper.md). For algorithms other than PPO, it only affects the recorded KL, which an adaptive
-            coefficient follows.
+            token (docs/paper.md). With algorithms other than PPO, it affects only the recorded KL, which the adaptive
+            controller follows.
         gamma: Discount factor (PPO).
         lam: Lambda of the advantage estimator (GAE, Eq. 12; PPO).
         cliprange: Clip range of the probability ratio (Eq. 11).
         cliprange_high: Clip range of ratios above 1, as in DAPO. null: cliprange.
         cliprange_value: Clip range of the value predictions (PPO).
         vf_coef: Weight beta of the value loss (Eq. 13; PPO).
-        value_head_init: `random`: TRL's initialization, whose values are noise on the scale of the rewards; `zeros`:
-            values start at 0 (PPO).
-        max_grad_norm: Gradient norm to clip at. null: no clipping.
-        ratio_threshold: Largest mean probability ratio of a mini-batch. A step above it has its gradient zeroed and is
-            counted in `dropped_steps`. The mean is over tokens; reinforce and rloo use the whole response's ratio at
-            each of its tokens, gspo the geometric mean of its tokens' ratios.
-        reward_scaling: Divide training rewards by their running standard deviation, unless all so far are equal.
+        value_head_init: Initial value head (PPO). `random`: TRL's initialization; values start as noise on the scale of
+            the rewards. `zeros`: values start at 0.
+        max_grad_norm: Largest gradient norm; longer gradients are clipped to it. null: no clipping.
+        ratio_threshold: Largest mean probability ratio of a mini-batch. Above it, the gradient is set to zero and the
+            step is counted in `dropped_steps`. The mean is over tokens. With reinforce and rloo, a token's ratio is its
+            whole response's ratio; with gspo, the geometric mean of the response's token ratios.
+        reward_scaling: Divide training rewards by their running standard deviation, unless all so far have been equal.
         reward_normalization: With reward_scaling, also subtract their running mean.
     """
 
     block: ClassVar[str] = "ppo"
     learning_rate: PositiveFloat = 1.41e-5
     warmup_iterations: NonNegativeInt = 0
-    batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over it
+    batch_size: Annotated[int, Field(ge=2)] = 256  # advantages are whitened over the batch
     mini_batch_size: PositiveInt = 256
     gradient_accumulation_steps: PositiveInt = 1
     micro_batch: PositiveOrAuto = "auto"
@@ -307,36 +313,37 @@ class PPOConfig(Settings):
         # TRL's controller multiplies the coefficient by at least 1 - 0.2 * batch_size / kl_horizon.
         if self.adaptive_kl and 0.2 * self.batch_size >= self.kl_horizon:
             raise UserError(
-                f"ppo.batch_size: expected less than 5 * ppo.kl_horizon = {5 * self.kl_horizon:g}, as the KL "
-                f"coefficient could become negative, got {self.batch_size}. Lower it, or raise ppo.kl_horizon"
+                f"ppo.batch_size: expected less than 5 * ppo.kl_horizon = {5 * self.kl_horizon:g}, got "
+                f"{self.batch_size}. The KL coefficient could become negative; raise ppo.kl_horizon for larger batches"
             )
         if self.reward_normalization and not self.reward_scaling:
             raise UserError(
-                "ppo.reward_normalization: expected ppo.reward_scaling: true beside it, got false"
+                "ppo.reward_normalization: expected false with ppo.reward_scaling: false, got true"
             )
 
 
 @dataclass
 class SamplingConfig(Settings):
-    """How responses are sampled. Each batch draws its length limit from [min_new_tokens, max_new_tokens]; responses may
-    be shorter.
+    """How responses are sampled. Each batch has a random length limit from [min_new_tokens, max_new_tokens]; responses
+    may be shorter.
 
     Args:
         min_new_tokens: Smallest length limit.
         max_new_tokens: Largest length limit.
         temperature: Softmax temperature of sampling and of all log-probabilities, so that losses, KL and entropy
             describe the sampled distribution.
-        top_k: Sample from the k likeliest tokens; 0 for all. This and the next two make samples off-policy.
+        top_k: Sample from the k likeliest tokens; 0 for all. top_k, top_p and repetition_penalty make samples
+            off-policy.
         top_p: Sample from the likeliest tokens with this total probability; 1 for all.
         repetition_penalty: Penalty on tokens that occurred already; 1 for none.
-        stop: Texts that end a response, as the end token does; the response's text is cut before them.
-        engine: Sampler in training: `native`, the policy itself, or `vllm`, a server that receives the agents' weights
-            after each update (docs/scaling.md).
+        stop: Texts that end a response, like the end token. The response's text is cut before the stop text.
+        engine: Sampler used in training: `native`, the policy itself, or `vllm`, a server that receives the agents'
+            weights after each update (docs/scaling.md).
         engine_url: Address of the vLLM server. It serves one run at a time and needs access to the run's folder.
-        engine_correction: How advantages are weighted by the ratio of the policy's to the engine's probability, per
-            token or per sequence (docs/learners.md). `truncate` lowers ratios to the cap, `mask` sets ratios above the
-            cap to 0. `none`: no weights.
-        engine_correction_cap: Cap on these ratios.
+        engine_correction: With vllm, advantages are multiplied by the probability ratio policy / engine, per token or
+            per sequence (docs/learners.md). `truncate` lowers ratios above the cap to the cap, `mask` sets them to 0.
+            `none`: advantages are not multiplied.
+        engine_correction_cap: Cap on the ratios in engine_correction.
     """
 
     block: ClassVar[str] = "sampling"
@@ -368,22 +375,24 @@ class SamplingConfig(Settings):
                 f"{self.engine_correction}"
             )
         if self.engine == "vllm" and self.temperature != 1 and changes_support:
-            # Its log-probabilities then describe the truncated distribution, so they cannot check the server's weights.
+            # At other temperatures, the server's log-probabilities describe the truncated distribution, so they cannot
+            # be used to check the server's weights.
             raise UserError(
                 "sampling.temperature: expected 1 with engine: vllm and top_k, top_p or repetition_penalty, got "
                 f"{self.temperature}"
             )
 
     def after_training(self, changes: Mapping[str, Any]) -> "SamplingConfig":
-        """Returns these settings with `changes` for a trained agent: it samples itself, up to `max_new_tokens`."""
+        """Returns these settings with `changes`, for a trained agent: no engine, and `max_new_tokens` as the limit."""
         for key in changes:
             if key.startswith("engine"):
                 raise UserError(
-                    f"sampling.{key}: expected no engine, as trained agents sample themselves, got one"
+                    f"sampling.{key}: expected no value, got {changes[key]!r}. Trained agents sample without an engine"
                 )
         if "min_new_tokens" in changes:
             raise UserError(
-                "sampling.min_new_tokens: expected max_new_tokens alone, as no length is drawn, got both"
+                f"sampling.min_new_tokens: expected no value, got {changes['min_new_tokens']!r}. Set only "
+                "sampling.max_new_tokens; after training, the length limit is not drawn at random"
             )
         return changed(replace(self, min_new_tokens=1, engine="native"), changes)
 
@@ -393,7 +402,8 @@ class CheckpointConfig(Settings):
     """Checkpoints, from which an interrupted run resumes (docs/reliability.md).
 
     Args:
-        save_every: Iterations between checkpoints; another is saved on a signal and at the end. 0: only those.
+        save_every: Iterations between checkpoints. A further one is saved when a signal interrupts the run, and when
+            the run ends. 0: only these.
         keep: Number of newest checkpoints to keep.
     """
 
@@ -409,8 +419,8 @@ class GuardsConfig(Settings):
     Args:
         kl_bound: KL, in nats per response, above which an iteration is flagged.
         stop_at_kl: KL above which the run saves its agents and ends early. null: never.
-        patience: Held-out evaluations (`eval_every`) without a better reward (task plus team) after which the run ends
-            early. RUN/best keeps the best agents. null: no early stopping, and no RUN/best.
+        patience: End the run early after this many held-out evaluations (`eval_every`) without a better reward (task
+            plus team). RUN/best keeps the best agents. null: no early stopping, and no RUN/best.
     """
 
     block: ClassVar[str] = "guards"
@@ -440,32 +450,34 @@ class Config(Settings):
         seed: Seed of every random choice in the run.
         iterations: Iterations of Algorithm 1, each on one batch of queries.
         algorithm: How agents learn from their rewards: `ppo` (the paper's), `grpo`, `dr_grpo` (GRPO without dividing
-            by standard deviation and length), `dapo` (GRPO averaged over the batch's tokens, leaving out responses
-            that were cut), `gspo` (GRPO with one ratio per response), `rloo` or `reinforce`. See docs/learners.md.
-        group_size: Chains per query; GRPO and RLOO compare the responses within this group. `auto`: 1 for PPO and
-            REINFORCE, else 4.
-        branches: Observers that answer each response of the pioneer, in chains of two roles. The pioneer then has
+            by standard deviation and length), `dapo` (GRPO averaged over the batch's tokens, without truncated
+            responses), `gspo` (GRPO with one ratio per response), `rloo` or `reinforce`. See docs/learners.md.
+        group_size: Number of chains that answer each query. GRPO and RLOO compare the responses within this group.
+            `auto`: 1 for PPO and REINFORCE, else 4.
+        branches: Number of observer responses to each pioneer response, in chains of two roles. The pioneer then has
             ppo.batch_size / branches responses (docs/learners.md).
         agents: Settings of individual agents, in order: a list of {model: {...}, lora: {...}, learning_rate: ...,
             init_kl_coef: ..., device: ..., trained: ...}, each key optional. Empty: all agents share the same settings.
         roles: Settings of individual roles, in order: a list of {name: ..., prompt: ..., max_new_tokens: ..., stop:
             [...]}, each key optional (docs/own_task.md). Empty: pioneer, observer, observer_2, ... with the task's
             prompts.
-        output: Folder of the run; must not contain a run yet. null: the first unused of runs/NAME, runs/NAME-2, ...
+        output: Folder of the run, which must not contain a run yet. null: runs/NAME, or the first unused one of
+            runs/NAME-2, runs/NAME-3, ...
         device: cpu, cuda, cuda:N, or auto: CUDA if available, with one GPU per process, else the CPU.
-        precision: fp32 (with TF32 matrix products on GPUs that support it), or bf16: autocast; weights keep their type.
-        resume: Folder of a run to continue from its newest checkpoint, with its own settings; or `auto`: the run in
-            `output` if it has a checkpoint, else a new run there. null: a new run.
+        precision: fp32 (with TF32 matrix products on GPUs that support it), or bf16 (autocast). Weights keep their
+            type.
+        resume: Folder of a run, which is continued from its newest checkpoint with the settings saved in it. `auto`:
+            continue the run in `output` if it has a checkpoint, else start a new one there. null: start a new run.
         tracker: Tracker that also receives the metrics. wandb needs an account, or WANDB_MODE=offline.
         sample_every: Iterations between sample texts in samples.jsonl. 0: none.
-        eval_every: Iterations between evaluations on held-out queries, the first one before training; recorded as
-            `eval_task_reward` in metrics.jsonl. 0: none.
-        eval_queries: Number of held-out queries per evaluation, counted from the first.
-        callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of them (docs/own_task.md).
-        model: The policy.
+        eval_every: Iterations between evaluations on held-out queries, recorded as `eval_task_reward` in metrics.jsonl.
+            The first evaluation takes place before training. 0: none.
+        eval_queries: Number of held-out queries per evaluation; the first ones of the held-out data are used.
+        callbacks: FILE.py:NAME of a class derived from `cory.Callback`, or a list of such names (docs/own_task.md).
+        model: The language model.
         lora: Adapters instead of full fine-tuning.
         cory: The method.
-        ppo: Each agent's learner, whatever the algorithm.
+        ppo: Each agent's learner, for all algorithms.
         sampling: How responses are sampled.
         checkpoint: Checkpoints, from which an interrupted run resumes.
         guards: Limits that flag iterations or end a run early.
@@ -499,7 +511,7 @@ class Config(Settings):
 
     def check(self) -> None:
         super().check()
-        # Agents' own settings are checked below.
+        # Settings of individual agents are checked below.
         if self.model.quantization != "none" and not self.agents and self.lora.rank == 0:
             raise UserError(
                 f"model.quantization: expected lora.rank above 0 with {self.model.quantization}, got 0"
@@ -516,12 +528,12 @@ class Config(Settings):
         if self.sampling.engine == "vllm" and per_token and self.algorithm in ONE_RATIO:
             raise UserError(
                 f"sampling.engine_correction: expected none, sequence_truncate or sequence_mask with {self.algorithm}, "
-                f"whose loss has one ratio per response, got {self.sampling.engine_correction}"
+                f"got {self.sampling.engine_correction}. This algorithm's loss has one ratio per response"
             )
         if self.branches > 1 and self.cory.num_roles != 2:
             raise UserError(
-                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, as only chains of two branch, "
-                f"got {self.branches}"
+                f"branches: expected 1 in a chain of {self.cory.num_roles} roles, got {self.branches}. Only chains of "
+                "two roles can have branches"
             )
         if self.branches > 1 and not self.cory.knowledge_transfer:
             raise UserError(
@@ -538,12 +550,12 @@ class Config(Settings):
             self.of_agent(index)  # merging an agent's settings validates its entry
             if self.device_per_agent and agent.device is None:
                 raise UserError(
-                    f"agents.{index}.device: expected a device, as other agents have one, got none"
+                    f"agents.{index}.device: expected a device, got none. Set it for all agents, or for none"
                 )
         self._check_frozen()
 
     def check_batch(self, processes: int) -> None:
-        """Raises a UserError unless each of `processes` processes gets whole queries, and enough of them."""
+        """Checks that each of several processes gets whole queries, and enough of them. Raises a UserError."""
         share = self.ppo.batch_size // processes
         per_process = "" if processes == 1 else f" in each of {processes} processes"
         per_query = self.chains_per_query * self.branches
@@ -555,18 +567,18 @@ class Config(Settings):
         needs_others = self.cory.credit == "information" and self.cory.num_roles > 1
         if needs_others and share < 2 * per_query:
             raise UserError(
-                f"ppo.batch_size: expected two queries with cory.credit: information, 2 * {factor} = {2 * per_query}"
-                f"{per_process}, got {share}"
+                f"ppo.batch_size: expected at least 2 * {factor} = {2 * per_query}{per_process} with "
+                f"cory.credit: information, got {share}. This mode compares responses to different queries"
             )
         fewest = max(2 // processes, self.ppo.gradient_accumulation_steps)
         if self.branches > 1 and share // self.branches < fewest:
             raise UserError(
-                f"branches: expected at most {share // fewest}, so that the pioneer has {fewest} "
-                f"responses{per_process}, got {self.branches}"
+                f"branches: expected at most {share // fewest}, got {self.branches}. The pioneer needs {fewest} "
+                f"responses{per_process}"
             )
 
     def _check_roles(self) -> None:
-        """Checks that each role has an entry, names differ, and templates occur only with knowledge transfer."""
+        """Checks that each role has an entry, that names differ, and that templates require knowledge transfer."""
         if not self.roles:
             return
         if len(self.roles) != self.cory.num_roles:
@@ -578,19 +590,19 @@ class Config(Settings):
         for index, name in enumerate(names):
             if name in names[:index]:
                 raise UserError(
-                    f"roles.{index}.name: expected another name than those before, {names[:index]}, got {name!r}"
+                    f"roles.{index}.name: expected a name that no earlier role has, got {name!r}"
                 )
         for index, role in enumerate(self.roles):
             if role.prompt is not None and not self.cory.knowledge_transfer:
                 raise UserError(
                     f"roles.{index}.prompt: expected null with cory.knowledge_transfer: false, got {role.prompt!r}. "
-                    "A role's template says what it reads"
+                    "Without knowledge transfer, every role reads the query in the pioneer's template"
                 )
 
     def _check_frozen(self) -> None:
         frozen = {index: agent for index, agent in enumerate(self.agents) if not agent.trained}
         if frozen and len(frozen) == len(self.agents):
-            raise UserError("agents: expected at least one that is trained, got none")
+            raise UserError("agents: expected at least one with trained: true, got none")
         for index, agent in frozen.items():
             for key, value in agent.of_ppo().items():
                 raise UserError(
@@ -628,7 +640,7 @@ class Config(Settings):
 
     @property
     def longest_response(self) -> int:
-        """The largest length limit of any role's responses, in tokens."""
+        """The largest length limit of any role, in tokens."""
         limits = [role.max_new_tokens for role in self.roles if role.max_new_tokens is not None]
         return max([self.sampling.max_new_tokens, *limits])
 
@@ -658,10 +670,7 @@ class Config(Settings):
         return f"CORY with {count}" if learner == "PPO" else f"CORY with {learner} and {count}"
 
     def of_agent(self, index: int) -> "Config":
-        """Returns one agent's settings: these, merged with its entry in `agents`.
-
-        Raises a UserError if the entry is invalid.
-        """
+        """Returns these settings, merged with one agent's entry in `agents`. Raises a UserError if it is invalid."""
         if not self.agents:
             return self
         agent = self.agents[index]
@@ -670,7 +679,7 @@ class Config(Settings):
         if agent.device is not None:
             config.device = agent.device
         config.ppo = replace(self.ppo, **agent.of_ppo())
-        # The common revision belongs to the common model only.
+        # The run's revision belongs to the run's model, so it does not apply to an agent with another model.
         is_other = agent.model.get("name", self.model.name) != self.model.name
         other_model = {"revision": None} if is_other else {}
         try:
@@ -689,7 +698,7 @@ class Config(Settings):
         return not self.agents or self.agents[index].trained
 
     def resolve(self, name: str) -> str:
-        """Returns the folder or Hub id of a model: its name, unless the task has a built-in one (`tiny`)."""
+        """Returns a model's folder or Hub id: `name` itself, unless a task overrides this method to resolve `tiny`."""
         return name
 
 
@@ -698,23 +707,23 @@ class EvaluationConfig(Settings):
     """The models to compare, and how they are evaluated.
 
     Args:
-        models: Hub ids, local folders, or folders of runs (all their agents).
-        base: Model that KL is measured to, shown first. null: the first run's, or the first model.
+        models: Hub ids, local folders, or folders of runs. All agents of a run are evaluated.
+        base: Reference model for the KL, shown first. null: the first run's model, or else the first of `models`.
         task: Changes to the first run's `task` block: --task.dataset, --task.reward_model, ...
         model: Changes to the `model` block of every model: --model.chat_template,
             --model.quantization, ...
         sampling: Changes to the first run's `sampling` block: --sampling.temperature,
             --sampling.max_new_tokens, ...
-        split: Held-out split. null: the task's, by default test.
-        queries: Number of queries, counted from the first. 0: all.
+        split: Held-out split. null: the task's held-out split, which is test by default.
+        queries: Number of queries; the first ones of the split are used. 0: all.
         samples: Responses sampled per query.
-        ks: Values of k for pass@k, at most `samples`; pass@k is omitted if a reward is neither 0 nor 1. Empty: none.
+        ks: Values of k for pass@k, at most `samples`. pass@k is omitted if any reward is neither 0 nor 1. Empty: none.
         greedy: Also answer each query once by greedy decoding.
-        only: Run whose rows are computed. The first run still determines base, task and sampling, so the rows can
-            be compared with an earlier evaluation of that run. null: all runs.
+        only: The one run to evaluate. The first of `models` still determines base, task and sampling, which makes
+            results comparable with an earlier evaluation of that first run. null: evaluate all runs.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
-        batch_size: Responses sampled at a time. Another value draws other samples.
-        precision: fp32, or bf16: autocast, faster on hardware that supports it; weights keep their type.
+        batch_size: Responses sampled at a time. The samples depend on this value.
+        precision: fp32, or bf16 (autocast), which is faster on hardware that supports it. Weights keep their type.
         seed: Seed of sampling and, on IMDB, of the queries' lengths.
         device: auto, cpu, cuda or cuda:N.
         output: Folder of the results, new or empty. null: a new folder under runs/, named after the models.
@@ -748,5 +757,5 @@ class EvaluationConfig(Settings):
                 )
         if "name" in self.model:
             raise UserError(
-                f"model.name: expected --base for the model that KL is measured to, got {self.model['name']!r}"
+                f"model.name: expected --base for the KL's reference model, got {self.model['name']!r}"
             )

@@ -1,6 +1,8 @@
-"""Credit: the training reward of each role, from the task rewards of the whole chain (Eq. 4 and alternatives to it).
+"""Credit assignment: computes each role's training rewards from the task rewards of all roles (Eq. 4 or alternatives).
 
-A chain samples a_1 ~ pi_1(.|q), a_2 ~ pi_2(.|q, a_1), ...; r_j = r(q, a_j). docs/learners.md derives each mode.
+A role is a position in the chain of agents. The first one answers a query q with a_1 ~ pi_1(.|q), the second one reads
+that answer and gives a_2 ~ pi_2(.|q, a_1), and so on. Role j's task reward is r_j = r(q, a_j). docs/learners.md derives
+each mode.
 """
 
 from collections.abc import Sequence
@@ -20,24 +22,25 @@ def assign_credit(
     team_rewards: Tensor | None = None,
     information: Sequence[Tensor] = (),
 ) -> list[Tensor]:
-    """The training reward of each role: a tensor for each, in the order of the chain, with an entry per response.
+    """Returns each role's training rewards: one tensor per role, in chain order, with one entry per response.
 
-    Roles have equally many responses, but for branches: then the second has `branches` for each of the first, one after
-    the other. What the first gets of the second's rewards is the mean over these.
+    All roles have the same number of responses, except with `Config.branches`. Then the second role has several
+    responses, adjacent in the batch, to each response of the first role, which is credited with their mean reward.
 
     Args:
-        task_rewards: of each role, in the order of the chain, the task rewards r_j of its responses.
-        mode: `collective`: `r_i + weight * sum_{j != i} r_j`, Eq. 4. `mean`: the same over the number of roles.
-            `causal`: `r_i + weight * sum_{j > i} r_j`, what role i can still influence. `own`: `r_i`.
+        task_rewards: each role's task rewards r_j, one tensor per role, in chain order.
+        mode: `collective`: `r_i + weight * sum_{j != i} r_j` (Eq. 4). `mean`: the same, divided by the number of roles.
+            `causal`: `r_i + weight * sum_{j > i} r_j`, only rewards that role i can influence. `own`: `r_i`.
             `counterfactual`: `r_i + weight * sum_{j > i} (r_j - b_j)`. `information`: `r_1 + weight * I` and `r_2`.
-        weight: of the other roles' rewards: 1 cooperative (Eq. 4), 0 independent, negative competitive.
-        baselines: of each role after the first, for `counterfactual`, the task rewards b_j of its agent when it has not
-            read the earlier responses: its own template, with empty responses in their place.
-        team_rewards: R of each chain, as many as the last role has responses. Every role gets its chains' R, whatever
-            the mode: it is not shared out.
-        information: of the second role, for `information`, what the first response tells about each row's answer, I.
+        weight: weight of the other roles' rewards: 1 is cooperative (Eq. 4), 0 independent, negative competitive.
+        baselines: for `counterfactual`, one tensor b_j per later role: its task rewards when its prompts hold empty
+            texts in place of the earlier responses.
+        team_rewards: rewards R of whole chains, one per response of the last role. Every role receives R in full,
+            whatever the mode.
+        information: for `information`, a list of one tensor I, with one entry per response of the second role: how much
+            the first role's response raises the right answer's log-likelihood.
 
-    Raises a UserError if there is no such mode, and a ValueError if baselines or information are missing.
+    Raises a UserError if the mode is unknown, and a ValueError if baselines or information are missing.
 
     >>> from torch import tensor
     >>> assign_credit([tensor([1.0]), tensor([10.0])])
@@ -51,12 +54,13 @@ def assign_credit(
     """
     if mode == "counterfactual" and len(baselines) != len(task_rewards) - 1:
         raise ValueError(
-            f"counterfactual: expected the rewards of {len(task_rewards) - 1} roles that did not read, "
+            f"counterfactual: expected baselines for {len(task_rewards) - 1} later roles, "
             f"got {len(baselines)}"
         )
     if mode == "information" and len(information) != len(task_rewards) - 1:
         raise ValueError(
-            f"information: expected that of {len(task_rewards) - 1} roles, got {len(information)}"
+            f"information: expected one tensor for each of {len(task_rewards) - 1} later roles, "
+            f"got {len(information)}"
         )
     rewards = [
         _share(role, task_rewards, mode, weight, baselines, information)
@@ -75,34 +79,41 @@ def _share(
     baselines: Sequence[Tensor],
     information: Sequence[Tensor],
 ) -> Tensor:
-    """What a role gets of the chain's task rewards."""
-    own = task_rewards[role]
+    """Returns one role's training rewards, without the team reward."""
+    role_rewards = task_rewards[role]
     earlier, later = task_rewards[:role], task_rewards[role + 1 :]
 
     def weighted(rewards: Sequence[Tensor]) -> Tensor | float:
-        return weight * sum(per_response(reward, like=own) for reward in rewards)
+        return weight * sum(per_response(reward, like=role_rewards) for reward in rewards)
 
     match mode:
         case "collective":
-            return own + weighted([*earlier, *later])  # Eq. 4
+            return role_rewards + weighted([*earlier, *later])  # Eq. 4
         case "mean":
-            return (own + weighted([*earlier, *later])) / len(task_rewards)
+            return (role_rewards + weighted([*earlier, *later])) / len(task_rewards)
         case "causal":
-            return own + weighted(later)
+            return role_rewards + weighted(later)
         case "own":
-            return own
+            return role_rewards
         case "counterfactual":
             gained = [r - b for r, b in zip(later, baselines[role:], strict=True)]
-            return own + weighted(gained)
+            return role_rewards + weighted(gained)
         case "information":
-            return own + weighted(information[role:])
+            return role_rewards + weighted(information[role:])
         case _:
             modes = ", ".join(get_args(CreditMode))
             raise UserError(f"cory.credit: expected one of {modes}, got {mode!r}")
 
 
 def per_response(values: Tensor, like: Tensor) -> Tensor:
-    """One role's values per response of another role, `like`: the mean over its branches, or the value of its stem."""
+    """Converts one role's values to one entry per response of another role.
+
+    If `values` has more entries than `like`, adjacent entries are averaged; if it has fewer, each entry is repeated.
+
+    Args:
+        values: one entry per response of the first of these roles.
+        like: any values with one entry per response of the other role.
+    """
     if len(values) > len(like):
         return values.view(len(like), -1).mean(1)
     return values.repeat_interleave(len(like) // len(values))

@@ -1,7 +1,7 @@
-"""Reads data sets from files, folders and the Hub.
+"""Reads datasets from files, folders and the Hub.
 
-The library `datasets` reads Parquet, folders that it has saved, and the Hub. JSON and CSV are read here, row by row:
-`datasets` would turn a text such as 2026-01-31 in JSON into a date, and 007 in CSV into a number.
+The library `datasets` reads Parquet files, folders of `save_to_disk`, and datasets on the Hub. This module itself reads
+JSON and CSV, since `datasets` would turn a text such as 2026-01-31 in JSON into a date, and 007 in CSV into a number.
 """
 
 import csv
@@ -39,12 +39,12 @@ def load_dataset(
     """Loads one split of a dataset.
 
     Args:
-        name: Hub id; local file (Parquet, or JSON lines, JSON or CSV, optionally with .gz); folder with files named
-            after their split; or folder of `save_to_disk`. CSV cells are texts.
-        split: name of the split; a single file is read whole.
+        name: Hub id, local file, folder with files named after their split, or folder of `save_to_disk`. Files are
+            Parquet, or JSON lines, JSON or CSV, optionally with .gz. CSV cells are texts.
+        split: name of the split. A single file has no splits and is read whole.
         columns: required columns.
         subset: configuration of a Hub dataset.
-        key: key of the settings, for messages.
+        key: the settings' key, for messages.
 
     Raises a UserError if the dataset is missing, empty or unreadable, or lacks a column.
     """
@@ -53,7 +53,7 @@ def load_dataset(
         raise UserError(f"{key}: expected an existing file or folder, or a Hub id, got {name!r}")
     try:
         rows = _read(name, split, subset)
-    except Exception as error:  # each reader raises its own exceptions
+    except Exception as error:  # readers raise different exceptions
         reason = str(error.__cause__ or error).strip().split("\n")[0]
         if not isinstance(error, UserError):
             reason = f"{type(error).__name__}: {reason}"
@@ -70,29 +70,33 @@ def load_dataset(
 
 
 def has_splits(name: str) -> bool:
-    """Whether a dataset can have several splits: a single file or a single dataset of `save_to_disk` cannot."""
+    """Whether a dataset can have several splits, unlike a single file or a single dataset of `save_to_disk`."""
     return not (Path(name).is_file() or (Path(name) / "state.json").is_file())
 
 
 def check_held_out(dataset: str, trained: str) -> None:
-    """Raises a UserError if training used a dataset's split `test`: it has no splits, or `trained` is `test`."""
+    """Raises a UserError if a dataset has no held-out rows: it has no splits, or its split `test` was used in training.
+
+    Args:
+        trained: the split used in training.
+    """
     if not has_splits(dataset) or trained == "test":
         raise UserError(
-            "task.dataset: expected a folder with files named after their splits, or a dataset on the Hub, and "
-            f"training on another split than test, so that held-out rows exist, got {dataset!r}, split {trained!r}"
+            "task.dataset: expected a dataset whose split test is not used in training (on the Hub, or a folder with "
+            f"files named after their splits), got {dataset!r}, split {trained!r}"
         )
 
 
 def without_long_prompts(
     rows: datasets.Dataset, config: Config, pioneer_prompt: str
 ) -> datasets.Dataset:
-    """Returns the rows with at most `task.max_prompt_tokens` tokens in the query, as the pioneer reads it.
+    """Returns the rows for which the first role's prompt has at most `task.max_prompt_tokens` tokens.
 
-    Prints how many rows are left out. Raises a UserError if none remains.
+    Prints how many rows are left out. Raises a UserError if no row remains.
 
     Args:
-        config: the run's settings, whose `task` block has this key.
-        pioneer_prompt: the pioneer's template, unless `config.roles` has one.
+        config: the run's settings; its `task` block has the key `max_prompt_tokens`.
+        pioneer_prompt: the template of the first role (the pioneer), used unless `config.roles` has another.
     """
     limit = config.task.max_prompt_tokens  # type: ignore[attr-defined]
     if limit is None:
@@ -101,12 +105,12 @@ def without_long_prompts(
     check_templates(prompts, rows.column_names)
     queries = prompts.render_rows(0, rows[:])
     chat_template = config.of_agent(0).model.chat_template
-    # A fixed date, as a chat template may print it: the selection must not depend on the day.
+    # Chat templates may print the date. A fixed one keeps the selection the same on every day.
     lengths = list(map(len, encode(tokenizer_of(config), queries, chat_template, "2000-01-01")))
     short = [row for row, length in enumerate(lengths) if length <= limit]
     if not short:
         raise UserError(
-            f"task.max_prompt_tokens: expected at least {min(lengths)}, the tokens of the shortest prompt, got {limit}"
+            f"task.max_prompt_tokens: expected at least {min(lengths)}, the length of the shortest prompt, got {limit}"
         )
     if len(short) < len(rows) and is_first():
         print(
@@ -138,12 +142,12 @@ def _read(name: str, split: str, subset: str | None) -> datasets.Dataset:
     for number, row in enumerate(rows, 1):
         if row.keys() != rows[0].keys():
             raise UserError(
-                f"row {number}: expected the columns of row 1, {[*rows[0]]}, got {[*row]}; a value may be null"
+                f"row {number}: expected the columns of row 1, {[*rows[0]]}, got {[*row]}. A missing value can be null"
             )
     columns = {name: [row[name] for row in rows] for name in (rows[0] if rows else ())}
     for name, values in columns.items():
         if not _fit_together(values):
-            # The longest prefix of rows that fit together, found by bisection.
+            # Find the first row that does not fit those before it, by bisection.
             index = bisect(
                 range(1, len(values)), 0, key=lambda end: not _fit_together(values[:end])
             )
@@ -163,9 +167,9 @@ def _fit_together(values: Sequence[Any]) -> bool:
 
 
 def _files_of_split(folder: Path, split: str) -> list[Path]:
-    """Returns a split's files, in a folder or its subfolder `data`.
+    """Returns a split's files in a folder or its subfolder `data`.
 
-    They are train.jsonl, or train-00000-of-00002.parquet, and so on.
+    The split train, for example, is one file such as train.jsonl, or parts such as train-00000-of-00002.parquet.
     """
     files = [
         f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if _ending(f) in FORMATS
@@ -195,7 +199,7 @@ def _open(file: Path) -> TextIO:
 
 
 def _json_rows(file: Path) -> list[dict[str, Any]]:
-    """Reads the objects of JSON lines, or of a JSON list."""
+    """Reads the objects in a file of JSON lines, or in a JSON list."""
     with _open(file) as stream:
         text = stream.read()
     if not text.lstrip().startswith("["):
@@ -223,7 +227,7 @@ def _csv_rows(file: Path) -> Iterator[dict[str, Any]]:
             for row in reader:
                 if None in row or None in row.values():
                     raise UserError(
-                        f"{file.name}, line {reader.line_num}: not as many cells as columns"
+                        f"{file.name}, line {reader.line_num}: expected as many cells as columns, got more or fewer"
                     )
                 yield row
         except csv.Error as error:

@@ -5,24 +5,27 @@ from typing import Any
 
 
 class UserError(Exception):
-    """An error that the user can fix; its message names place, expectation and value. Shown without traceback."""
+    """An error that the user can fix, shown without traceback.
 
-
-def one_of(where: str, names: Sequence[str], came: Any) -> None:
-    """Raises a UserError that lists `names` unless `came` is one of them.
-
-    Functions that branch on a name call it, as they would otherwise treat an unknown name like the last one.
+    Its message names the place, what was expected, and what was found.
     """
-    if came not in names:
-        raise UserError(f"{where}: expected one of {', '.join(names)}, got {came!r}")
+
+
+def one_of(where: str, names: Sequence[str], value: Any) -> None:
+    """Raises a UserError if `value` is not one of `names`.
+
+    Functions that branch on a name call this first. Otherwise their last branch would accept any unknown name.
+    """
+    if value not in names:
+        raise UserError(f"{where}: expected one of {', '.join(names)}, got {value!r}")
 
 
 class NotFinite(UserError):
-    """A loss or gradient is not finite; the weights keep their values from before that optimizer step."""
+    """A loss or gradient is not finite. The weights keep the values that they had before this optimizer step."""
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a count with its noun, which must have a regular plural.
+    """Returns a count with its noun, to which it adds an s unless the count is 1.
 
     >>> counted(1, "iteration"), counted(3, "iteration")
     ('1 iteration', '3 iterations')

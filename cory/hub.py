@@ -1,8 +1,8 @@
-"""Shares the agents of a run on the Hugging Face Hub, with a model card: docs/quick_start.md.
+"""Shares a run's agents on the Hugging Face Hub, with a model card (docs/quick_start.md).
 
     python -m cory.hub runs/imdb_cory_tiny user/name               # private
     python -m cory.hub runs/imdb_cory_tiny user/name --public      # public
-    python -m cory.hub runs/imdb_cory_tiny user/name --look        # only writes the files to a local folder
+    python -m cory.hub runs/imdb_cory_tiny user/name --look        # only writes the files locally
 
 Needs a token: `hf auth login`, or HF_TOKEN.
 """
@@ -26,9 +26,9 @@ from cory.task_kinds import run_config
 
 
 def write_folder(folder: Path, run: Path, repository: str) -> None:
-    """Writes the files to upload of a run into an empty folder.
+    """Writes a run's agents and a model card into an empty folder.
 
-    Raises a UserError if the run has not ended, or one of its agents cannot be loaded.
+    Raises a UserError if the run has not ended, or an agent cannot be loaded.
     """
     # Imported late, as it imports torch.
     from cory.models.load import adapter_tokenizer, attach, load_policy
@@ -49,7 +49,7 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
     for agent, saved in agents.items():
         shutil.copytree(saved, folder / agent, ignore=shutil.ignore_patterns("README.md"))
         file = folder / agent / "adapter_config.json"
-        if file.exists():  # replace the base's local path by its public name
+        if file.exists():  # name the adapter's base by its public name, not its local path
             settings = json.loads(file.read_text(encoding="utf-8"))
             settings["base_model_name_or_path"], _ = base_of(agent, config)
             file.write_text(json.dumps(settings, indent=2), encoding="utf-8")
@@ -58,7 +58,7 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
 def upload(run: Path, repository: str, public: bool) -> str:
     """Uploads a run's agents and returns their URL. An existing repository keeps its visibility.
 
-    Raises a UserError as `write_folder` does, or if the Hub is unreachable or refuses the upload.
+    Raises a UserError like `write_folder`, and also if the Hub is unreachable or refuses the upload.
     """
     api = HfApi()
     with tempfile.TemporaryDirectory() as temporary:
@@ -71,7 +71,7 @@ def upload(run: Path, repository: str, public: bool) -> str:
                 commit_message=f"Upload {run.name}",
                 delete_patterns="agent_*/*",  # files of earlier uploads
             )
-        # The exceptions depend on huggingface_hub's version and its HTTP library.
+        # The exception types depend on huggingface_hub's version and its HTTP library.
         except Exception as error:
             raise UserError(
                 f"repository: {repository!r} on {api.endpoint} cannot be written ({one_line(str(error))})"
@@ -84,7 +84,9 @@ def run() -> None:
     parser.add_argument("run", help="folder of a run that has ended")
     parser.add_argument("repository", help="user/name; created if it does not exist")
     parser.add_argument("--public", action="store_true", help="make the repository public")
-    parser.add_argument("--look", action="store_true", help="only write what would be uploaded")
+    parser.add_argument(
+        "--look", action="store_true", help="write the files locally, and upload nothing"
+    )
     arguments = parser.parse_args()
     repository = arguments.repository
     if not re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", repository):
@@ -93,7 +95,7 @@ def run() -> None:
     if arguments.look:
         look = tempfile.mkdtemp(prefix=f"{folder.name}-")
         write_folder(Path(look), folder, repository)
-        print(f"What would be uploaded to {repository} is in {look}")
+        print(f"Nothing was uploaded. The files for {repository} are in {look}")
     else:
         print(f"Uploaded to {upload(folder, repository, arguments.public)}")
 

@@ -1,8 +1,10 @@
-"""Identifies models, reward sources, data and versions for a run's config.yaml, and compares rows across datasets.
+"""Identifies models, reward functions, data and versions for a run's config.yaml, and compares rows across datasets.
 
-Importing this does not import torch. A model on the Hub is identified by its commit, a local folder by a SHA-256 over
-its weight files: their names, headers, and 64 KiB of each tensor. Modification times do not count, so a copy is the
-same model. Reading so little takes under a second even for seven billion parameters.
+A model on the Hub is identified by its commit. A local model is identified by a SHA-256 over its weight files: their
+names, sizes and headers, and 64 KiB of each tensor. This takes under a second even for seven billion parameters.
+Modification times do not count, so a copy is the same model.
+
+Importing this module does not import torch.
 """
 
 import functools
@@ -27,14 +29,14 @@ if TYPE_CHECKING:
 
 CHUNK = 32 * 1024  # bytes read at the beginning and at the end of each tensor
 WEIGHTS = ("*.safetensors", "*.bin")
-# Maps the setting that names a model to the model's `name` and `identity`.
+# By the setting that names a model: the model's `name` and `identity`.
 Models = dict[str, dict[str, Any]]
 ROWS_AT_ONCE = 10_000  # rows of a dataset in memory at a time
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets")
 
 
 def is_local(name: str) -> bool:
-    """Whether a model's name must be a path, since no id on the Hub looks like it."""
+    """Whether a model's name can only be a path, since no Hub id has this form."""
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
@@ -61,7 +63,7 @@ def model_identity(name: str, revision: str | None = None) -> str | None:
 
 
 def row_keys(columns: Mapping[str, Sequence[Any]]) -> list[str]:
-    """Returns a key per row; rows with equal columns, where 1 equals 1.0, are the same query.
+    """Returns one key per row. Rows with equal values have equal keys; 1 and 1.0 count as equal.
 
     >>> row_keys({"prompt": ["Which?", "Which?"], "letter": ["a", "b"]})
     ['["a", "Which?"]', '["b", "Which?"]']
@@ -71,8 +73,8 @@ def row_keys(columns: Mapping[str, Sequence[Any]]) -> list[str]:
 
 
 def _comparable(value: Any) -> Any:
-    """Normalizes a value, so that rows of different files can be compared."""
-    if hasattr(value, "tolist"):  # numpy and torch abbreviate long arrays in their texts
+    """Normalizes a value, so that rows from different files can be compared."""
+    if hasattr(value, "tolist"):  # as text, numpy and torch abbreviate long arrays
         value = value.tolist()
     if isinstance(value, Mapping):  # Arrow fills missing keys with None
         return {key: _comparable(item) for key, item in value.items() if item is not None}
@@ -86,7 +88,7 @@ def _comparable(value: Any) -> Any:
 def share_in_training(
     held_out: Mapping[str, Sequence[Any]], trained: Mapping[str, Sequence[Any]]
 ) -> float:
-    """Returns the share of held-out rows that also occur in the training rows, compared by their common columns."""
+    """Returns the share of held-out rows that also occur in the training rows. Only common columns are compared."""
     common = held_out.keys() & trained.keys()
     queries, trained_queries = (
         row_keys({name: columns[name] for name in common}) for columns in (held_out, trained)
@@ -96,7 +98,7 @@ def share_in_training(
 
 
 def policy_models(config: Config) -> Models:
-    """Identifies the models of a run's agents, and the bases of models that are adapters."""
+    """Returns the identities of a run's models; for a model that is an adapter, also its base model's identity."""
     models: Models = {}
     for index in range(config.cory.num_agents):
         model = config.of_agent(index).model
@@ -112,12 +114,15 @@ def policy_models(config: Config) -> Models:
 def check_models(
     recorded: Mapping[str, Any], current: Models, run: str, chosen: bool = False
 ) -> None:
-    """Raises a UserError if a name stands for another model than when `run` recorded it.
+    """Raises a UserError if a model has changed although its name is the same as in a run's record.
 
-    A model that could not be identified then or now is skipped.
+    A model is skipped if it could not be identified, then or now.
 
     Args:
-        chosen: whether the user may have chosen other models; a model with another name is then skipped, too.
+        recorded: the run's record of its models.
+        current: the models that these names stand for now.
+        run: the run's name, for the message.
+        chosen: whether the user may have chosen other models; then a model with another name is skipped, too.
     """
     for key, model in current.items():
         recorded_model = recorded.get(key) or {}
@@ -126,13 +131,13 @@ def check_models(
         both_identified = recorded_model.get("identity") and model["identity"]
         if both_identified and model["identity"] != recorded_model["identity"]:
             raise UserError(
-                f"{key}: expected {model['name']!r} to be the model that {run}/config.yaml records, got another one "
-                "behind this name"
+                f"{key}: expected the model recorded in {run}/config.yaml, got another model with the same name, "
+                f"{model['name']!r}"
             )
 
 
 def _base_of_adapter(folder: Path) -> tuple[str | None, str | None]:
-    """Returns the base that an adapter's folder names, and its revision; None for either if missing."""
+    """Returns the base model that an adapter's folder names, and its revision. Each is None if missing."""
     try:
         settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
         return settings["base_model_name_or_path"] or None, settings.get("revision")
@@ -152,7 +157,7 @@ def _folder_hash(folder: Path) -> str:
 
 
 def _parts_of_weights(file: Path) -> Iterator[bytes]:
-    """Yields a safetensors file's header and each tensor's beginning and end; other files' beginning and end."""
+    """Yields the parts of a file to hash: both ends of the file, or a safetensors file's header and tensors' ends."""
     with open(file, "rb") as stream:
         size = file.stat().st_size
         spans = [(0, size)]
@@ -160,7 +165,7 @@ def _parts_of_weights(file: Path) -> Iterator[bytes]:
             length = int.from_bytes(stream.read(8), "little")
             header = stream.read(min(length, size))
             yield header
-            # With a damaged header, the file counts as one span; loading the model reports the error.
+            # A file with a damaged header is hashed as a whole span; loading the model reports the error.
             with suppress(ValueError, LookupError, TypeError, AttributeError):
                 tensors = json.loads(header)
                 tensors.pop("__metadata__", None)
@@ -182,8 +187,8 @@ def function_name(function: Callable[..., Any]) -> str:
 def source_hash(function: Callable[..., Any]) -> str:
     """Returns the start of the SHA-256 of the file that defines a function, or a callable object's class.
 
-    The hash does not cover the file's imports. It is empty for a function without a file, such as one typed at a
-    prompt or in a notebook.
+    The hash does not cover the file's imports. It is empty for a function without a file, such as one typed in an
+    interpreter or a notebook.
     """
     try:
         source = Path(inspect.getfile(_definition(function))).read_bytes()
@@ -193,7 +198,7 @@ def source_hash(function: Callable[..., Any]) -> str:
 
 
 def _definition(function: Callable[..., Any]) -> Any:
-    """Returns the definition of a callable: the function inside its wrappers, or an object's class."""
+    """Returns what defines a callable: the function inside any wrappers, or an object's class."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)
@@ -203,7 +208,7 @@ def _definition(function: Callable[..., Any]) -> Any:
 def data_hash(rows: "Dataset") -> str:
     """Returns the start of the SHA-256 of a dataset's rows, in order."""
     digest = hashlib.sha256()
-    # Rows as Arrow stores them, since the text of a decoded image or a long array does not show its value.
+    # Hash rows as Arrow stores them: a decoded image or a long array, written as text, does not show its full value.
     stored = rows.with_format("arrow")
     for start in range(0, len(rows), ROWS_AT_ONCE):
         chunk = stored[start : start + ROWS_AT_ONCE].to_pydict()
@@ -215,9 +220,9 @@ def versions() -> dict[str, str]:
     """Returns the versions of Python and the libraries, and this repository's commit if it is a checkout."""
     result = {"python": platform.python_version()}
     for library in LIBRARIES:
-        with suppress(PackageNotFoundError):  # trl
+        with suppress(PackageNotFoundError):  # trl is optional
             result[library] = version(library)
-    with suppress(OSError, subprocess.SubprocessError):  # git is missing, or this is no checkout
+    with suppress(OSError, subprocess.SubprocessError):  # git is missing, or this is not a checkout
         result["commit"] = commit(Path(__file__).parent)
     return result
 
@@ -225,11 +230,11 @@ def versions() -> dict[str, str]:
 def commit(folder: Path) -> str:
     """Returns the commit of a folder's repository, with `-dirty` appended if tracked files have changed.
 
-    Changes under `results` do not count: the rows that an experiment writes there do not affect its next run.
+    Changes in `results` do not count, since experiments write rows there that do not affect their next runs.
 
     Raises an OSError or a subprocess.SubprocessError if git is missing or no repository tracks the folder.
     """
-    # Fails in the repository of a project that has cory in its .venv.
+    # Fails, as it should, if cory is installed in a .venv inside another project's repository.
     _git(folder, "ls-files", "--error-unmatch", ".")
     changes = _git(
         folder, "status", "--porcelain", "--untracked-files=no", "--", ":(top,exclude)results"

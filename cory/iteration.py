@@ -14,23 +14,23 @@ from cory.rollout import Batch, Rollout
 class Iteration:
     """Data and results of one iteration, as callbacks see them.
 
-    Lists by role follow the chain, the pioneer first; `batch` is a role's number of responses. If several processes
-    share the batch, each holds its own rows in `batch`, `rollouts` and the rewards, while `stats` and `records` cover
-    all processes.
+    Lists have one entry per role, in chain order: the pioneer, which answers first, then the observers. In shapes,
+    `batch` is a role's number of responses. If several processes share a batch, `batch`, `rollouts` and the rewards
+    hold only this process's rows, while `stats` and `records` cover all processes.
 
     Args:
         index: number of the iteration, from 0.
-        chain: the agents by role; `chain[0]` is the pioneer.
-        batch: this iteration's queries; `batch.columns` are the dataset's columns.
+        chain: the agent in each role.
+        batch: this iteration's queries.
         rollouts: each role's prompts and responses.
         task_rewards: each role's task rewards r_i, (batch,).
         rewards: each role's training rewards (Eq. 4), (batch,).
         team_rewards: the chains' team rewards, (batch,), one per response of the last role; None without a team reward.
         rewards_by_function: each role's rewards (batch,) by reward function, nan for None; empty for a single function.
-        samples: lines of samples.jsonl, if they are due.
+        samples: this iteration's lines of samples.jsonl; empty if no samples are recorded.
         stats: each role's update statistics.
-        records: lines of metrics.jsonl, one per role, in the order of the agents.
-        timings: the line of timings.jsonl.
+        records: this iteration's lines of metrics.jsonl, one per role, sorted by agent.
+        timings: this iteration's line of timings.jsonl.
     """
 
     index: int

@@ -1,4 +1,4 @@
-"""The metrics of runs and models, defined in docs/metrics.md. Importing this does not import torch."""
+"""The metrics of runs and models, defined in docs/metrics.md. Importing this module does not import torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cory.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# The metrics' titles in tables and figures.
+# Titles of the metrics in tables and figures.
 TITLES = {
     # Metrics of training
     "task_reward": "task reward",
@@ -20,7 +20,7 @@ TITLES = {
     "combined_reward": "combined reward",
     "distinct_2": "distinct-2",
     "response_tokens": "length (tokens)",
-    # Additional metrics of an evaluation; a chain's combined reward uses the KL of all its calls
+    # Additional metrics of an evaluation. A chain's combined reward uses the KL of all its model calls
     "chain_kl": "KL, all calls (nats)",
     "chain_sampled_kl": "sampled KL, all calls (nats)",
     "distinct_1": "distinct-1",
@@ -34,14 +34,14 @@ TITLES = {
 }
 HELD_OUT_REWARDS = ("eval_task_reward", "eval_team_reward")  # measured with `eval_every`
 CURVES = ("task_reward", "kl", "combined_reward")  # in every table and figure of a run
-HALVES = 200  # halves drawn by the jackknife in `distinct_interval`
+HALVES = 200  # number of halves that the jackknife in `distinct_interval` draws
 
 
 def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
-    """`r_c = r - eta * KL` (paper, section 4): the objective by which CORY and PPO are compared.
+    """Returns the combined reward `r - eta * KL` (paper, section 4), which serves to compare CORY with PPO.
 
     Args:
-        task_reward: mean r(s0, a) of an agent's own responses.
+        task_reward: mean task reward r(s0, a) of an agent's responses.
         kl: mean KL per response in nats.
         kl_coef: eta, the initial KL coefficient.
     """
@@ -49,12 +49,17 @@ def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
 
 
 def full_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """KL(pi, pi_0) over the whole vocabulary in nats (Eq. 2), (...), from log-probabilities (..., vocabulary)."""
+    """Returns KL(pi, pi_0) over the whole vocabulary in nats (Eq. 2), (...).
+
+    Args:
+        logprobs: log-probabilities of the policy pi, (..., vocabulary).
+        ref_logprobs: log-probabilities of the reference pi_0, (..., vocabulary).
+    """
     return logprobs.exp().mul_(logprobs - ref_logprobs).sum(-1)
 
 
 def distinct(texts: Sequence[str], n: int) -> float:
-    """Distinct-n (Li et al., 2016): the number of distinct word n-grams over all n-grams, pooled over the texts.
+    """Returns distinct-n (Li et al., 2016): the share of distinct n-grams among all word n-grams of the texts.
 
     >>> distinct(["good good film", "good film"], 1)
     0.4
@@ -68,7 +73,9 @@ def distinct(texts: Sequence[str], n: int) -> float:
 
 
 def share_of_start(distinct_2: float, start: float) -> float:
-    """Distinct-2 relative to its value in the first iteration, `start`; NaN if that is 0, as for one-word answers.
+    """Returns distinct-2 divided by `start`, its value in the first iteration.
+
+    NaN if `start` is 0, as for one-word answers.
 
     >>> share_of_start(0.2, 0.8), share_of_start(0.0, 0.0)
     (0.25, nan)
@@ -77,22 +84,25 @@ def share_of_start(distinct_2: float, start: float) -> float:
 
 
 def collapsed(distinct_share: float, kl: float, kl_bound: float) -> bool:
-    """Collapse: distinct-2 below half of an untrained agent's, or KL (nats) above its bound.
+    """Whether an agent has collapsed: distinct-2 is below half of the untrained agent's, or KL is above its bound.
 
-    `distinct_share` is distinct-2 over the untrained agent's; NaN counts as no collapse.
+    Args:
+        distinct_share: distinct-2 divided by the untrained agent's; NaN counts as no collapse.
+        kl: KL in nats.
+        kl_bound: bound on the KL, in nats.
     """
     return distinct_share < 0.5 or kl > kl_bound
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Unbiased estimate of the probability that any of k samples is correct: `1 - C(n-c, k) / C(n, k)`.
+    """Returns pass@k, the probability that at least one of k samples is correct (Chen et al., 2021).
 
-    See Chen et al., 2021.
+    The estimate `1 - C(n-c, k) / C(n, k)` is unbiased.
 
     Args:
-        n: samples drawn.
-        c: correct samples.
-        k: at most n, else a UserError is raised.
+        n: number of samples.
+        c: number of correct samples.
+        k: from 1 to n, else a UserError is raised.
 
     >>> pass_at_k(4, 1, 2)
     0.5
@@ -103,7 +113,7 @@ def pass_at_k(n: int, c: int, k: int) -> float:
 
 
 def clustered(clusters: Sequence[Hashable] | None, count: int) -> list[list[int]]:
-    """Groups the indices of `count` values by cluster; without clusters, each value is its own.
+    """Groups the indices of `count` values by cluster; without clusters, each index forms its own group.
 
     >>> clustered(["a", "b", "a"], 3)
     [[0, 2], [1]]
@@ -117,7 +127,7 @@ def clustered(clusters: Sequence[Hashable] | None, count: int) -> list[list[int]
 def student_t(clusters: int) -> float:
     """Returns the half-width of a 95 % interval in standard errors: Student's t with `clusters - 1` degrees of freedom.
 
-    The normal distribution's 1.96 would be 8 % too narrow for 16 queries, and 24 % for 6.
+    With 1.96, from the normal distribution, intervals would be 8 % too narrow for 16 clusters, and 24 % for 6.
 
     >>> round(student_t(16), 3), round(student_t(500), 3)
     (2.131, 1.965)
@@ -134,7 +144,7 @@ def mean_interval(
 
     Values in a cluster, such as answers to the same query, may depend on each other. With `n` values in `G` clusters,
     the half-width is `t / n * sqrt(G / (G - 1) * sum_g (sum_{i in g} (x_i - mean))^2)`, where `t = student_t(G)`. If
-    each value is its own cluster, this is the usual `t * s / sqrt(n)`. For a single cluster it is None.
+    each value is its own cluster, this is the usual `t * s / sqrt(n)`. The half-width is None for a single cluster.
 
     Args:
         clusters: the values' clusters. None: each value is its own cluster.
@@ -162,9 +172,9 @@ def distinct_interval(
 ) -> tuple[float, float | None]:
     """Returns distinct-n and the half-width of its 95 % interval, by the delete-half jackknife over clusters.
 
-    A bootstrap would draw texts twice and thereby lower distinct-n; halves drawn without replacement do not. With
-    halves of `h` of `G` clusters, the standard error is `sqrt(h / (G - h))` times the halves' standard deviation (Shao
-    and Wu, 1989). For a single cluster, the half-width is None.
+    A bootstrap would draw some texts twice, which lowers distinct-n. The jackknife therefore draws halves without
+    replacement. If a half has `h` of `G` clusters, the standard error is `sqrt(h / (G - h))` times the standard
+    deviation over the halves (Shao and Wu, 1989). The half-width is None for a single cluster.
 
     Args:
         clusters: the texts' clusters, each kept or left out as a whole. None: each text is its own cluster.

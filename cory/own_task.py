@@ -1,4 +1,4 @@
-"""A task of your own, with prompts and reward named in the settings. Importing this does not import torch."""
+"""The task kind `own`: the settings name the prompts and the reward. Importing this module does not import torch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -27,28 +27,31 @@ class OwnTaskConfig(Settings):
         dataset: File (parquet; jsonl, json or csv, optionally with .gz), folder with files named after their splits,
             folder of `save_to_disk`, or Hub id.
         subset: Configuration of a Hub dataset. null: its only one.
-        split: Split of the dataset; a single file is used whole.
+        split: Split of the dataset. A single file has no splits and is used whole.
         eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`; checked before training. null: another
             split of `dataset`.
-        eval_split: Split of the held-out prompts for `eval_every`; `cory.evaluation` has --split.
-        prompt_column: Column with the prompts: text, or chat messages ending with the user's.
-        row_per_branch: Whether each of the `branches` has its own row. In training, that many consecutive rows form one
-            query, and the first role reads the same text in all of them. Each held-out row is a query
+        eval_split: Split of the held-out prompts for `eval_every`. `cory.evaluation` has --split for this.
+        prompt_column: Column with the prompts, which are texts or chat messages ending with the user's.
+        row_per_branch: Whether each of the `branches` has its own row. If true, `branches` consecutive training rows
+            form one query, and the first role reads the same text in all of them. In held-out data, each row is a query
             (docs/learners.md).
-        max_prompt_tokens: Longest prompt in tokens, measured on the query as the pioneer reads it; rows with longer
-            ones are left out of training and held-out data. null: no limit.
-        reward: FILE.py:FUNCTION, or a list of them, whose weighted sum is the reward. May be empty with a team_reward.
+        max_prompt_tokens: Length limit of the pioneer's prompt, in tokens. Rows with longer prompts are left out of
+            training and held-out data. null: no limit.
+        reward: FILE.py:FUNCTION, or a list of such names; the reward is the functions' weighted sum. May be empty with
+            a team_reward.
         reward_weights: Weights of the reward functions. null: 1 each.
-        team_reward: FILE.py:FUNCTION that rewards a whole chain, on top of `reward`. null: none.
-        metrics: FILE.py:FUNCTION, or a list of them; their means are recorded under the functions' names.
-        extract: FILE.py:FUNCTION that returns a response's answer, or None, for the votes of an evaluation. null: none.
-        pioneer_prompt: Template over {prompt} and the dataset's other columns.
-        observer_prompt: Template over {prompt}, {response} (the preceding role's) and the other columns. null: query
-            and response, then the query again on a new line; in a chat, a request for a better answer.
+        team_reward: FILE.py:FUNCTION that rewards a whole chain, in addition to `reward`. null: none.
+        metrics: FILE.py:FUNCTION, or a list of such names. The means are recorded under the functions' names.
+        extract: FILE.py:FUNCTION that returns a response's final answer, or None, for majority votes in evaluations.
+            null: none.
+        pioneer_prompt: The first role's template, with placeholders {prompt} and the dataset's other columns.
+        observer_prompt: The later roles' template, with placeholders {prompt}, {response} (the preceding role's
+            response) and the other columns. null: for text, the query, the response, and the query again on a new line;
+            for chat, a request for a better answer.
     """
 
     block: ClassVar[str] = "task"
-    # Keys with values FILE.py:FUNCTION.
+    # Keys whose values have the form FILE.py:FUNCTION.
     FUNCTIONS: ClassVar[tuple[str, ...]] = (
         "reward",
         "team_reward",
@@ -81,7 +84,7 @@ class OwnTaskConfig(Settings):
 
     @property
     def rewards(self) -> list[str]:
-        """The reward functions as a list; empty only with a team reward."""
+        """The names of the reward functions; empty only if there is a team reward."""
         return as_list(self.reward) if self.reward else []
 
 
@@ -99,11 +102,11 @@ class OwnConfig(Config):
 OWN = TaskKind("own", OwnConfig, "cory.own_task")
 
 
-# The functions of a task kind: see `cory.task_kinds.TaskKind`.
+# The functions that every task kind defines (`cory.task_kinds.TaskKind`)
 
 
 def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
-    """Returns the task of a run, on `rows` or on the training prompts."""
+    """Returns a run's task, with `rows` or else the training prompts as its dataset."""
     from cory.models.text import are_turns
     from cory.roles import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.task import Task
@@ -112,8 +115,8 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     settings.check()
     if not settings.rewards and settings.team_reward is None:
         raise UserError(
-            "task.reward: expected FILE.py:NAME, by --task.reward or in the file of --config, got none (the file of a "
-            "run made in Python has none)"
+            "task.reward: expected FILE.py:NAME, by --task.reward or in the file of --config, got none. Runs made in "
+            "Python do not name their reward in config.yaml"
         )
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     rewards = [
@@ -132,7 +135,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         raise UserError(
             f"task.metrics: expected functions of different names, got {settings.metrics}"
         )
-    row_per_branch = settings.row_per_branch and rows is None  # for training rows only
+    row_per_branch = settings.row_per_branch and rows is None  # `rows` holds no training rows
     if rows is None:
         rows = training_rows(config)
     observer_prompt = settings.observer_prompt
@@ -144,7 +147,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
 
 
 def training_rows(config: OwnConfig) -> "Dataset":
-    """Returns the training prompts of a run with these settings."""
+    """Returns the training prompts."""
     settings = config.task
     return _read(config, "task.dataset", settings.dataset, settings.split, settings.subset)
 
@@ -153,10 +156,10 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
     """Returns held-out prompts from `eval_dataset`, or from another split of `dataset`.
 
     Args:
-        split: the split; None: `eval_split`.
+        split: name of the split. None: `eval_split`.
 
-    Raises a UserError if training uses all of `dataset`, as it has no splits, unless `split` is the training split; or
-    if `eval_dataset` has no splits and `split` is not `eval_split`.
+    A dataset without splits counts as a single one: `eval_dataset` as `eval_split`, `dataset` as the training split.
+    Raises a UserError if it lacks the requested split.
     """
     from cory.data import has_splits
 
@@ -165,12 +168,12 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
     if settings.eval_dataset is not None:
         if held_out_split != settings.eval_split and not has_splits(settings.eval_dataset):
             raise UserError(
-                f"--split: expected none, as task.eval_dataset is {settings.eval_dataset!r}, got {split!r}"
+                f"--split: expected none, got {split!r}. task.eval_dataset, {settings.eval_dataset!r}, has no splits"
             )
         return _read(config, "task.eval_dataset", settings.eval_dataset, held_out_split)
     if held_out_split != settings.split and not has_splits(settings.dataset):
         raise UserError(
-            f"task.eval_dataset: expected held-out prompts, as all of {settings.dataset!r} is trained on, got None"
+            f"task.eval_dataset: expected held-out prompts, got None. Training uses all of {settings.dataset!r}"
         )
     return _read(config, "task.dataset", settings.dataset, held_out_split, settings.subset)
 
@@ -184,7 +187,7 @@ def _reward(loaded: Loaded, weight: float = 1.0) -> "Reward":
 def _read(
     config: OwnConfig, key: str, dataset: str, split: str, subset: str | None = None
 ) -> "Dataset":
-    """Returns a dataset's rows with the prompts in a column `prompt`, without those that are too long."""
+    """Returns a dataset's rows, without those that are too long, and with the prompts in the column `prompt`."""
     from cory.data import load_dataset, without_long_prompts
 
     if not dataset:
@@ -198,10 +201,11 @@ def _read(
         raise UserError(
             f"task.prompt_column: expected one of {names} of {dataset!r}, got {column!r}"
         )
-    if column != "prompt":  # the name in templates
+    if column != "prompt":  # templates call it `prompt`
         if "prompt" in names:
             raise UserError(
-                f"task.prompt_column: expected 'prompt', as the dataset has a column of that name, got {column!r}"
+                f"task.prompt_column: expected 'prompt', got {column!r}. The dataset has both columns, and templates "
+                "use 'prompt'"
             )
         rows = rows.rename_column(column, "prompt")
     return without_long_prompts(rows, config, config.task.pioneer_prompt)

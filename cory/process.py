@@ -1,4 +1,4 @@
-"""Information about how this process was started. Importing this does not import torch."""
+"""How this process was started, and the warnings that it has given. Importing this module does not import torch."""
 
 import os
 import shlex
@@ -8,17 +8,18 @@ import warnings
 from_command_line = False  # whether the settings came from the command line
 
 
-caveats: dict[str, None] = {}  # warnings that concern a run's numbers, each once, for its report
+# Warnings about a run's numbers, each once. The run's report repeats them.
+caveats: dict[str, None] = {}
 
 
 def warn(caveat: str) -> None:
-    """Warns of something that concerns a run's numbers, which its report shows, too."""
+    """Warns of something that affects a run's numbers; the run's report repeats the warning."""
     caveats[caveat] = None
     warnings.warn(caveat, stacklevel=3)
 
 
 def is_first() -> bool:
-    """Whether this is a run's first or only process; only that one prints."""
+    """Whether this is a run's first or only process, which alone prints."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -3,13 +3,13 @@
     reward(prompts, completions, **columns) -> list[float | None]
 
 Functions have the signature of TRL's GRPO reward functions; `async def` functions and callable objects work, too. A
-function receives the columns that it names, or all of them if it takes **kwargs: `prompts`, `completions`,
-`completion_ids` (each completion's tokens, with its end token), `role` (the writer's role) and the dataset's columns.
-For chat prompts, prompts and completions are messages, as in TRL. A function returns None for responses that it does
-not apply to. A metric receives no `completion_ids`, but can take `rewards`, the responses' task rewards. A team reward
-receives `chains`, lists of responses, in place of `completions`.
+function receives the columns that its parameters name, or all of them if it takes **kwargs: `prompts`, `completions`,
+`completion_ids` (each completion's tokens, including an end token), `role` (the name of the role that wrote it) and the
+dataset's columns. For chat prompts, prompts and completions are messages, as in TRL. A function returns None for a
+response to which it does not apply. A metric cannot take `completion_ids`, but can take `rewards`, the responses' task
+rewards. A team reward takes `chains`, one list of responses per chain, in place of `completions`.
 
-Errors raised by a function are not caught here.
+Errors raised by a function are not caught.
 """
 
 import copy
@@ -39,14 +39,18 @@ from cory.rollout import Batch, Rollout
 
 Function = Callable[..., Any]
 Columns = Mapping[str, Sequence[Any]]
-LARGEST_FLOAT = torch.finfo(torch.float32).max  # a larger number is infinite as float32
+LARGEST_FLOAT = torch.finfo(torch.float32).max  # larger numbers become infinite in float32
 
 
 @dataclass(frozen=True)
 class Reward:
     """A reward function with its weight: `Task(dataset, [f, Reward(g, 0.5)], prompts)`.
 
-    `name` is used in messages and records, and `sha256` identifies the source; both default to the function's own.
+    Args:
+        function: the reward function.
+        weight: its weight in the sum of rewards.
+        name: name in messages and records. Empty: the function's name.
+        sha256: hash that identifies the source. Empty: the hash of the function's file.
     """
 
     function: Function
@@ -59,7 +63,7 @@ class Reward:
 
     @property
     def short_name(self) -> str:
-        """The function's name without its file: `good` for `rewards.py:good`."""
+        """The name without its file, such as `good` for `rewards.py:good`."""
         return str(self).split(":")[-1]
 
 
@@ -68,7 +72,7 @@ class Scores:
     """The rewards of a batch of responses.
 
     Args:
-        total: the weighted sum, (batch,) float32 on the CPU. None counts as 0 in a row's sum.
+        total: the weighted sum over functions, (batch,) float32 on the CPU. None counts as 0.
         by_function: each function's unweighted rewards, (batch,), nan for None; empty for a single function.
     """
 
@@ -89,9 +93,9 @@ Rewards = Function | Reward | Sequence[Function | Reward]
 
 
 def as_rewards(reward: Rewards) -> list[Reward]:
-    """Returns a list of reward functions with weights, 1 if not given.
+    """Returns a list of reward functions with weights; the default weight is 1.
 
-    Raises a UserError if one of them is not callable.
+    Raises a UserError if a function is not callable.
     """
     functions: list[Any] = [reward]
     if isinstance(reward, Sequence) and not isinstance(reward, str):
@@ -111,9 +115,9 @@ def score_by_function(
     completions: Sequence[str],
     columns: Columns,
 ) -> Scores:
-    """Returns the rewards of responses: the weighted sum, and each function's own. Without a function all are 0.
+    """Returns the rewards of responses, summed with weights and by function. Without functions, all rewards are 0.
 
-    Raises a UserError that names function and row if a function returns anything but finite numbers or None, one per
+    Raises a UserError that names function and row if a function does not return one finite number or None per
     completion.
     """
     rewards = as_rewards(reward)
@@ -123,7 +127,7 @@ def score_by_function(
     values = _numbers(functions, _with_responses(prompts, completions, columns))
     if values.isnan().all(0).any():
         which = "all rows of a batch" if values.isnan().all() else "a row"
-        warn(f"{' and '.join(map(str, rewards))} returned None for {which}; such rows get 0")
+        warn(f"{' and '.join(map(str, rewards))} returned None for {which}, so the reward is 0")
     weights = torch.tensor([[reward.weight] for reward in rewards])
     names = [reward.short_name for reward in rewards]
     by_function = dict(zip(names, values, strict=True)) if len(rewards) > 1 else {}
@@ -133,9 +137,12 @@ def score_by_function(
 def score_chains(
     reward: Reward, prompts: Sequence[Any], chains: Sequence[Sequence[str]], columns: Columns
 ) -> torch.Tensor:
-    """Returns each chain's team reward, (chains,) float32 on the CPU. An item of `chains` has its responses by role.
+    """Returns each chain's team reward, (chains,) float32 on the CPU.
 
-    Raises a UserError that names function and chain if the function does not return a finite number for each chain.
+    Args:
+        chains: one list per chain, with its responses by role.
+
+    Raises a UserError that names function and chain if the function does not return one finite number per chain.
     """
     rows = {**columns, "prompts": prompts, "chains": [list(chain) for chain in chains]}
     return _numbers([(f"team reward {reward}", reward.function)], rows, unit="chain")[0]
@@ -144,13 +151,10 @@ def score_chains(
 def score_rollouts(
     reward: Rewards, batch: Batch, rollouts: Sequence[Rollout], first: int = 0
 ) -> list[Scores]:
-    """Returns each role's rewards, (batch,), from one call for all roles, so a reward model scores them together.
-
-    Besides the dataset's columns, the reward function can take `completion_ids`, each response's tokens, and `role`,
-    the name of its role.
+    """Returns each role's rewards, (batch,). Each function is called once and scores all roles together.
 
     Args:
-        first: index of the first rollout's role in the chain.
+        first: role of the first rollout, an index into the chain.
     """
     names = [*batch.columns, "role", "completion_ids"]
     columns: dict[str, list[Any]] = {name: [] for name in names}
@@ -186,7 +190,7 @@ def measure_responses(
     rewards: Sequence[float],
     columns: Columns,
 ) -> dict[str, list[float]]:
-    """Returns each metric's values, nan where it does not apply. Raises a UserError like `score_by_function`."""
+    """Returns each metric's values, nan where a metric does not apply. Raises a UserError like `score_by_function`."""
     if not metrics:
         return {}
     rows = _with_responses(prompts, completions, columns) | {"rewards": rewards}
@@ -195,10 +199,10 @@ def measure_responses(
 
 
 def accepted_columns(label: str, function: Function, columns: Collection[str]) -> list[str]:
-    """Returns the columns that a function takes. Raises a UserError if it needs others.
+    """Returns the columns that a function takes. Raises a UserError if it requires a parameter that is no column.
 
     Args:
-        label: the function's name in the message.
+        label: the function's name, for the message.
     """
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -219,7 +223,7 @@ def accepted_columns(label: str, function: Function, columns: Collection[str]) -
 def _with_responses(
     prompts: Sequence[Any], completions: Sequence[str], columns: Columns
 ) -> dict[str, Any]:
-    """Returns all columns that a function can take. For chat prompts, completions are messages, too."""
+    """Returns all columns that a function can take. If prompts are chat messages, completions are, too."""
     is_chat = len(prompts) > 0 and not isinstance(prompts[0], str)
     responses: Sequence[Any] = completions
     if is_chat:
@@ -230,14 +234,14 @@ def _with_responses(
 def _numbers(
     functions: Sequence[tuple[str, Function]], columns: Columns, unit: str = "completion"
 ) -> torch.Tensor:
-    """Returns the functions' values, (functions, rows) float32 on the CPU, nan for None; `functions` are labelled."""
+    """Calls labelled functions. Returns their values, (functions, rows) float32 on the CPU, nan for None."""
     results = []
     for label, function in functions:
         arguments = {name: columns[name] for name in accepted_columns(label, function, columns)}
         try:
-            # A deep copy, so that no function sees another's changes in place.
+            # Copy deeply, so that a function that changes its arguments in place does not affect the others.
             results.append(function(**copy.deepcopy(arguments)))
-        except SystemExit as error:  # would end the run without a message
+        except SystemExit as error:  # it would end the run without a message
             raise RuntimeError(f"{label} has called sys.exit") from error
     numbers = [
         _checked(label, result, columns, unit)
@@ -247,9 +251,9 @@ def _numbers(
 
 
 def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float]:
-    """Returns one finite number per row, or nan for None, which is allowed only for completions."""
+    """Returns one finite number per row, or nan for None, which is allowed only if rows are completions."""
     count = len(columns["prompts"])
-    # `list()` would keep only a mapping's keys, and a set has no order.
+    # Refuse mappings, since `list()` would keep only the keys, and sets, which have no order.
     if isinstance(result, Mapping | Set) or not isinstance(result, Iterable):
         raise UserError(f"{label}: expected a list of {count} numbers, got {type(result).__name__}")
     values = list(result)
@@ -270,7 +274,7 @@ def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float
 
 
 def _as_float(value: Any) -> float:
-    """Converts a Python, numpy or torch number to float; anything else, such as a row of a table, gives nan."""
+    """Converts a Python, numpy or torch number to float. Anything else, such as a list or a text, gives nan."""
     with suppress(TypeError, ValueError, OverflowError, RuntimeError):
         if not isinstance(value, str | bytes) and not getattr(value, "shape", ()):
             return float(value.item() if hasattr(value, "item") else value)
@@ -278,21 +282,22 @@ def _as_float(value: Any) -> float:
 
 
 class Classifier:
-    """A reward: a sequence classifier's logit for prompt plus response.
+    """A reward function: a sequence classifier's logit for prompt plus response.
 
-    Texts are scored in padded batches if padding does not change the logits, else one at a time. The latter holds for
-    models without a pad token of their own, since a decoder's head uses it to find the last token.
+    Texts are scored in padded batches if padding does not change the logits, else one at a time. Models without a pad
+    token are scored one at a time, since a decoder's head uses the pad token to find a text's last token.
 
     Args:
         name: Hub id or local folder of the classifier.
-        label: label that gives the logit, in upper or lower case. None: the only output, as in reward models.
+        label: label whose logit is the reward, in upper or lower case. None: the model's only output, as in reward
+            models.
         batch_size: number of texts in a forward pass.
         device: device of the classifier.
         separator: text between prompt and response. A response that continues its prompt begins with its own space; a
-            response that is a chat turn does not.
-        recorded_as: name recorded in a run's config.yaml, if it differs from `name`.
+            chat response needs a separator.
+        recorded_as: name to record in a run's config.yaml, if it differs from `name`.
 
-    Raises a UserError if the classifier does not exist, or has no such label.
+    Raises a UserError if the classifier does not exist, or does not have the label.
     """
 
     def __init__(
@@ -308,27 +313,27 @@ class Classifier:
         self.model: PreTrainedModel = model.to(torch.device(device))
         self.batch_size = batch_size
         self.separator = separator
-        # Recorded in config.yaml, so that a resumed run refuses another model behind this name.
+        # Recorded in config.yaml, so that a resumed run refuses a model that has changed under this name.
         self.models = {"task.reward_model": (recorded_as or name, name)}
         self.max_length = _most_tokens(model)
-        self.tokenizer.truncation_side = "left"  # keeps the response of a text that is too long
-        # The model's pad token; the tokenizer's may differ.
+        self.tokenizer.truncation_side = "left"  # if a text is too long, its response is kept
+        # Use the model's pad token, since the tokenizer's may differ.
         self.pad_id = model.config.get_text_config().pad_token_id
         if not self._ignores_padding():
             self.batch_size = 1
 
     @torch.no_grad()
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """Scores prompt + response, in batches of similar length so that padding costs little.
+        """Scores prompt + response. Texts of similar length share a batch, so that little padding is needed.
 
         Raises a UserError if a prompt is a list of chat messages.
         """
         if not all(isinstance(prompt, str) for prompt in prompts):
             raise UserError(
-                "Classifier: expected text prompts (model.chat_template makes them turns), got chat messages; "
-                "write a reward function that makes a text of them"
+                "Classifier: expected text prompts, got chat messages. Use text prompts with model.chat_template, or "
+                "write a reward function that converts messages to text"
             )
-        special = special_tokens(self.tokenizer)  # the policy can spell them as ordinary text
+        special = special_tokens(self.tokenizer)  # the policy may write them as ordinary text
         texts = [
             prompt + self.separator + without(special, completion)
             for prompt, completion in zip(prompts, completions, strict=True)
@@ -357,7 +362,7 @@ class Classifier:
     @torch.no_grad()
     def _ignores_padding(self) -> bool:
         """Whether padding leaves a text's logits unchanged, up to rounding. FNet, for example, mixes all positions."""
-        # Encoder-decoder heads require equally many end tokens in all texts.
+        # Encoder-decoder heads require the same number of end tokens in all texts.
         if self.model.config.is_encoder_decoder:
             return False
         vocabulary = self.model.get_input_embeddings().weight.shape[0]
@@ -373,10 +378,10 @@ class Classifier:
 def load_classifier(
     name: str, label: str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, int]:
-    """Loads a sequence classifier, its tokenizer, and the index of `label` (None: of its only output).
+    """Loads a sequence classifier and its tokenizer. Returns both and the index of `label`, or of the only output.
 
-    Raises a UserError if model or tokenizer is missing, the model is not a classifier or lacks weights (such as its
-    head's), or the label does not exist.
+    Raises a UserError if the model or the tokenizer is missing, the model is no classifier or lacks weights (such as
+    those for its head), or the label does not exist.
     """
     where = find(name, "task.reward_model")
     try:
@@ -410,7 +415,7 @@ def load_classifier(
 
 
 def _most_tokens(model: PreTrainedModel) -> int | None:
-    """Returns how many tokens a classifier can read at most; None if unlimited."""
+    """Returns the largest number of tokens that a classifier can read; None if unlimited."""
     positions = getattr(model.config, "max_position_embeddings", None)
     embeddings = getattr(model.base_model, "embeddings", None)
     padding = getattr(getattr(embeddings, "position_embeddings", None), "padding_idx", None)

@@ -1,4 +1,7 @@
-"""The prompts of a chain's roles: templates with placeholders, or functions (knowledge transfer, Eq. 3)."""
+"""Each role's prompts, made by templates or functions from the query and earlier responses (knowledge transfer, Eq. 3).
+
+A role is a position in the chain of agents: the pioneer answers first, then the observers.
+"""
 
 import copy
 import string
@@ -14,18 +17,18 @@ Prompt = str | list[dict[str, str]]  # text, or chat messages
 # An observer's default templates, for text continuation and for chat.
 OBSERVER = "{prompt}{response}\n{prompt}"
 CHAT_OBSERVER = "{prompt}\n\nHere is an answer to this:\n\n{response}\n\nGive a better answer."
-# `prompt(row, responses)` returns text or messages, given a row's columns and earlier responses by role; may be async.
+# `prompt(row, responses)`, given a row's columns and earlier responses by role, returns text or messages. May be async.
 PromptFunction = Callable[[dict[str, Any], dict[str, str]], Any]
 NO_SETTINGS = RoleConfig()  # all null
 
 
 def text_of(prompt: Prompt) -> str:
-    """Returns the text that a template fills in as {prompt}; for chat messages, the last message's."""
+    """Returns the text that replaces {prompt} in a template; for chat messages, the last message's text."""
     return prompt if isinstance(prompt, str) else prompt[-1]["content"]
 
 
 def query_text(prompt: Prompt) -> str:
-    """Returns the whole query, as samples and reports show it; several chat messages are shown with their roles."""
+    """Returns the whole query, as shown in samples and reports. Several chat messages are shown with their roles."""
     if isinstance(prompt, str) or len(prompt) == 1:
         return text_of(prompt)
     return "\n".join(f"{message['role']}: {message['content']}" for message in prompt)
@@ -34,7 +37,7 @@ def query_text(prompt: Prompt) -> str:
 def placeholders(template: str, where: str) -> list[str]:
     """Returns the names in braces in a template; `{{` and `}}` stand for literal braces.
 
-    Raises a UserError if the braces do not match, or hold more than a name, such as an attribute or an index.
+    Raises a UserError if the braces do not match, or contain more than a name, such as an attribute or an index.
     """
     try:
         fields = list(string.Formatter().parse(template))
@@ -44,7 +47,7 @@ def placeholders(template: str, where: str) -> list[str]:
         ) from None
     names = []
     for _, name, form, conversion in fields:
-        if name is None:  # the text after the last one
+        if name is None:  # the text after the last placeholder
             continue
         if not name.isidentifier() or form or conversion:
             got = f"{name}{'!' if conversion else ''}{conversion or ''}{':' if form else ''}{form}"
@@ -56,29 +59,29 @@ def placeholders(template: str, where: str) -> list[str]:
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:
-    """Replaces each placeholder of a template; braces inside the values stay as they are."""
+    """Replaces each placeholder of a template by its value. Braces inside the values stay unchanged."""
     parts = string.Formatter().parse(template)
     return "".join(text + ("" if name is None else str(values[name])) for text, name, _, _ in parts)
 
 
 @dataclass(frozen=True)
 class RolePrompts:
-    """The prompts of all roles: each is a template over these placeholders, or a function.
+    """The prompts of all roles. Each is a function, or a template with these placeholders:
 
     * `{prompt}`: the query.
     * `{response}`: the preceding role's response; `{responses}`: all earlier roles' responses, joined by blank lines.
     * `{pioneer}`, or the name of any earlier role: that role's response.
     * the dataset's other columns.
 
-    A function `prompt(row, responses)` receives a row's columns and the earlier responses by role name. It is called
-    once per row and returns text or chat messages. Calls of an async function run concurrently.
+    A function `prompt(row, responses)` receives a row's columns and the earlier responses by role name, and returns
+    text or chat messages. It is called once per row; calls of an async function run concurrently.
 
     Args:
         pioneer: the first role's prompt; a template needs {prompt}.
         observer: every later role's prompt; a template needs {prompt} and {response}.
-        roles: settings of the roles, in order (`Config.roles`); their names and prompts take precedence. Empty: all
-            roles have the default names.
-        code: the functions named in `roles`, by FILE.py:NAME; filled by `loaded`.
+        roles: settings of the roles, in order (`Config.roles`). Names and prompts given there take precedence. Empty:
+            the default names and the prompts above.
+        code: the loaded functions that `roles` names, by FILE.py:NAME; set by `loaded`.
 
     Raises:
         UserError: a required placeholder is missing, or a placeholder names no earlier role.
@@ -106,8 +109,8 @@ class RolePrompts:
             observer_reads = placeholders(self.observer, "observer prompt")
         if "prompt" not in pioneer_reads or "response" in pioneer_reads:
             raise UserError(
-                "pioneer prompt: expected the placeholder {prompt} and no {response}, as nobody answers before it, "
-                f"got {self.pioneer!r}"
+                f"pioneer prompt: expected the placeholder {{prompt}} and no {{response}}, got {self.pioneer!r}. "
+                "The pioneer answers first, so it reads no response"
             )
         if not {"prompt", "response"} <= set(observer_reads):
             raise UserError(
@@ -115,7 +118,7 @@ class RolePrompts:
             )
 
     def loaded(self) -> "RolePrompts":
-        """Loads the functions that the role settings name. Raises a UserError if one cannot be loaded."""
+        """Returns these prompts with the functions named in `roles` loaded. Raises a UserError if loading fails."""
         code = {
             role.prompt: load_code(f"roles.{index}.prompt", role.prompt)
             for index, role in enumerate(self.roles)
@@ -124,7 +127,7 @@ class RolePrompts:
         return replace(self, code=code)
 
     def settings(self, role: int) -> RoleConfig:
-        """Returns the settings of role `role` (from 0); all null if there are none."""
+        """Returns the settings of role `role` (from 0); all are null if the role has none."""
         return self.roles[role] if role < len(self.roles) else NO_SETTINGS
 
     def name(self, role: int) -> str:
@@ -132,14 +135,14 @@ class RolePrompts:
         return self.settings(role).name or role_name(role)
 
     def template(self, role: int) -> str | PromptFunction:
-        """Returns the template of a role that reads earlier responses, or FILE.py:NAME or the function in its place."""
+        """Returns what makes a role's prompts with knowledge transfer: a template, FILE.py:NAME, or a function."""
         template = self.settings(role).prompt
         if template is not None:
             return template
         return self.pioneer if role == 0 else self.observer
 
     def function(self, role: int) -> PromptFunction | None:
-        """Returns the function that makes a role's prompts; None if a template does."""
+        """Returns the function that makes a role's prompts; None if a template makes them."""
         template = self.template(role)
         if not isinstance(template, str):
             return template
@@ -153,13 +156,13 @@ class RolePrompts:
         return placeholders(template, f"prompt of {self.name(role)}")
 
     def reads(self, role: int) -> list[int]:
-        """Returns the earlier roles that a role's template names, each as often as it occurs there."""
+        """Returns the earlier roles whose responses a role's template contains, each as often as it occurs."""
         earlier = {self.name(index): [index] for index in range(role)}
         earlier |= {"response": [role - 1], "responses": list(range(role))}
         return [index for name in self.placeholders(role) for index in earlier.get(name, [])]
 
     def columns(self) -> list[str]:
-        """Returns the dataset's columns that the templates name, except the query."""
+        """Returns the dataset's columns that the templates use, except `prompt`."""
         roles = range(max(2, len(self.roles)))
         answers = {"prompt", "response", "responses", *(self.name(role) for role in roles)}
         names = [name for role in roles for name in self.placeholders(role)]
@@ -168,7 +171,7 @@ class RolePrompts:
     def render(
         self, role: int, row: Mapping[str, Any], responses: Sequence[str] | None = None
     ) -> Any:
-        """Returns the prompt of `role` (0 is the pioneer) for one row of the dataset; see `render_rows`."""
+        """Returns the prompt of `role` (0 is the pioneer) for one row of the dataset, like `render_rows`."""
         columns = {name: [value] for name, value in row.items()}
         earlier = None if responses is None else [[response] for response in responses]
         return self.render_rows(role, columns, earlier)[0]
@@ -182,8 +185,8 @@ class RolePrompts:
         """Returns a role's prompts, one per row of `columns`. For chat messages, a template changes only the last one.
 
         Args:
-            responses: the earlier roles' responses, one list per role with an entry per row. None: the role answers
-                the query alone and reads the pioneer's prompt.
+            responses: the earlier roles' responses, one list per role with an entry per row. None: the role reads only
+                the query, in the pioneer's prompt.
         """
         if responses is None:
             role = 0
@@ -197,7 +200,7 @@ class RolePrompts:
         function = self.function(role)
         if function is None:
             return [self._fill(role, row, chain) for row, chain in zip(rows, chains, strict=True)]
-        # A deep copy, so that the function cannot change in place what the reward reads.
+        # Copy deeply, so that a function that changes its row in place does not affect the reward.
         return awaited(
             [function(copy.deepcopy(row), chain) for row, chain in zip(rows, chains, strict=True)]
         )
@@ -206,7 +209,7 @@ class RolePrompts:
         template = self.template(role)
         assert isinstance(template, str)
         prompt: Prompt = row["prompt"]
-        # A dataset column takes precedence over a role with a default name.
+        # If a column and a role have the same name, the column takes precedence.
         values = {**responses, **row, "prompt": text_of(prompt)}
         if responses:
             values["response"] = [*responses.values()][-1]

@@ -1,4 +1,4 @@
-"""The data that passes through a chain: batches of queries, and the agents' responses."""
+"""The data that agents exchange: batches of queries, and responses to them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from torch import Tensor
 
 T = TypeVar("T")
-# The fields of `Rollout` that have an entry per row, or are empty.
+# The fields of `Rollout` with one entry per row; optional ones may be empty.
 COLUMNS = (
     "prompts",
     "completions",
@@ -26,14 +26,14 @@ class Rollout:
 
     Args:
         prompts: the agent's prompts, text or chat messages.
-        completions: the text of its responses.
-        prompt_ids, response_ids: token ids as 1-d tensors, always on the CPU; `window.pack` moves a batch to the
-            learner's device.
+        completions: the responses as text.
+        prompt_ids, response_ids: token ids as 1-d tensors, on the CPU.
         logprobs: log-probabilities of the response tokens as 1-d tensors, from the engine that sampled them; empty
             without an engine.
-        logits: logits (vocabulary,) of each response token, before warping; empty if they were not kept.
+        logits: logits (vocabulary,) of each response token, before temperature, top-k and the like; empty if they were
+            not kept.
         agent: name of the agent.
-        role: name of its role in the chain.
+        role: name of the agent's role, its position in the chain of agents: pioneer, observer, ...
         finished: whether each response ended by itself, not at its length limit.
     """
 
@@ -68,9 +68,9 @@ class Batch(NamedTuple):
 
     Args:
         columns: the dataset's columns, with one row per response of the first role.
-        max_new_tokens: length limit of roles without a limit of their own.
-        branch_columns: the same columns, with one row per response of later roles, which have more responses if the
-            chain branches (`Config.branches`). None: the same as `columns`.
+        max_new_tokens: length limit of responses, for roles without a limit of their own.
+        branch_columns: the same columns, with one row per response of later roles. Later roles have more responses if
+            several observers answer each response of the pioneer (`Config.branches`). None: the same as `columns`.
     """
 
     columns: dict[str, list[Any]]
@@ -78,7 +78,7 @@ class Batch(NamedTuple):
     branch_columns: dict[str, list[Any]] | None = None
 
     def columns_of(self, role: int) -> dict[str, list[Any]]:
-        """Returns the columns with one row per response of a role."""
+        """Returns the columns with one row per response of `role`."""
         return dict(self.columns if role == 0 else self.branch_columns or self.columns)
 
     def earlier_responses(self, role: int, rollouts: Sequence[Rollout]) -> list[list[str]]:

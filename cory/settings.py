@@ -1,6 +1,6 @@
-"""Settings as data: blocks of keys, read from YAML, merged and validated.
+"""Blocks of settings, read from YAML, merged and validated.
 
-A configuration is data: reading it imports and runs nothing. Importing this module does not import torch.
+Reading a configuration runs no code. Importing this module does not import torch.
 """
 
 import difflib
@@ -20,10 +20,10 @@ from cory.errors import UserError
 
 S = TypeVar("S", bound="Settings")
 UNKNOWN = ("no_such_attribute", "unexpected_keyword_argument")  # pydantic's errors about keys
-# Keys of a run's config.yaml that are not settings.
+# Keys in a run's config.yaml that are not settings.
 BESIDE_SETTINGS = ("date", "versions", "fingerprint")
 UNREADABLE = (yaml.YAMLError, TypeError, ValueError, RecursionError)
-LINE_BREAKS = "\x85\u2028\u2029"  # YAML reads these as spaces or other line breaks
+LINE_BREAKS = "\x85\u2028\u2029"  # unquoted, YAML would read these as spaces or other line breaks
 INT = re.compile(r"[-+]?\d+(_\d+)*$")
 FLOAT = re.compile(
     r"[-+]?(\.\d+|\d[\d_]*(\.[\d_]*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"
@@ -45,9 +45,9 @@ class Settings:
     @model_validator(mode="wrap")
     @classmethod
     def _validate(cls, values: Any, validate: Any) -> Any:
-        """Turns a ValidationError into a UserError when Python code calls the class or assigns a value.
+        """Converts a ValidationError to a UserError if Python code has called the class or assigned a value.
 
-        A block inside a larger configuration passes the error on, since only the configuration knows the full key.
+        A block inside a configuration raises the ValidationError, since only the configuration knows the full key.
         """
         try:
             return validate(values)
@@ -66,7 +66,7 @@ class Settings:
 
 
 def changed(block: S, changes: Mapping[str, Any]) -> S:
-    """Returns a block with some settings changed. Raises a UserError on unknown keys."""
+    """Returns a block with some settings changed. Raises a UserError for invalid changes."""
     block = replace(block, **changes)
     block.check()
     return block
@@ -102,14 +102,14 @@ def keys(settings: type[Settings], prefix: str = "") -> dict[str, Any]:
 def from_data(kind: type[S], values: Mapping[str, Any]) -> S:
     """Makes settings from a file's content. A UserError names the dotted key, such as `agents.0.learning_rate`."""
     try:
-        # From JSON, pydantic accepts mappings for blocks and is still strict about values.
+        # When it reads JSON, pydantic accepts mappings as blocks and is still strict about values.
         return TypeAdapter(kind).validate_json(json.dumps(values))
     except ValidationError as error:
         raise UserError(refusal(kind, error)) from None
 
 
 def from_dotted(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Makes settings from values by dotted key, like `from_data`, without checking combinations."""
+    """Makes settings from values by dotted key, like `from_data`."""
     nested: dict[str, Any] = {}
     for key, value in values.items():
         *names, last = key.split(".")
@@ -123,7 +123,7 @@ def from_dotted(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def as_config(kind: type[S], settings: Mapping[str, Any], where: Path) -> S:
-    """Makes checked settings from a file's content. Raises a UserError if they do not fit `kind`."""
+    """Makes settings from a file's content, and checks combinations. Raises a UserError if they do not fit `kind`."""
     try:
         config = from_dotted(kind, dotted(kind, settings))
         config.check()
@@ -133,14 +133,14 @@ def as_config(kind: type[S], settings: Mapping[str, Any], where: Path) -> S:
 
 
 def dotted(kind: type[Settings], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested settings to dotted keys. A plain value in place of a block is kept, and refused later."""
+    """Flattens nested settings to dotted keys. A value where a block belongs is kept; later code refuses it."""
     inner = blocks(kind)
     flat: dict[str, Any] = {}
     for key, value in settings.items():
         name = f"{prefix}{key}"
         if "." in str(key):
             raise UserError(
-                f"{name}: unknown key. In a file, the keys of a block stand below its name"
+                f"{name}: unknown key. In a file, write a block's keys below the block's name"
             )
         if key in inner and isinstance(value, Mapping):
             flat |= dotted(inner[key], value, f"{name}.")
@@ -166,7 +166,7 @@ def refusal(kind: type[Settings], error: ValidationError) -> str:
     key = _key(kind, first["loc"])[0]
     if first["type"].startswith("missing"):
         return f"{key}: {first['msg']}"
-    # A key with several types has an error for each of them.
+    # If a key allows several types, pydantic reports an error for each of them.
     messages = [
         detail["msg"].removeprefix("Value error, ")  # pydantic's prefix to our validators' messages
         for detail in errors
@@ -176,32 +176,34 @@ def refusal(kind: type[Settings], error: ValidationError) -> str:
 
 
 def _key(kind: type[Settings], location: Sequence[str | int]) -> tuple[str, type[Settings]]:
-    """Returns the dotted key of a location in settings, and the class of its block."""
+    """Converts a location in pydantic's error to a dotted key. Returns it with the class of the key's block."""
     parts = [kind.block] if kind.block else []
     block: type[Settings] = kind
     hint: Any = kind
     for part in location:
         if isinstance(hint, type) and issubclass(hint, Settings):
             block = hint
-            name = fields(block)[part].name if isinstance(part, int) else part  # given by position
+            # An integer is the index of a positional argument.
+            name = fields(block)[part].name if isinstance(part, int) else part
             hint = get_type_hints(block).get(name)
         elif get_origin(hint) in (list, dict):
             name = str(part)
             hint = get_args(hint)[-1]
-        else:  # one of several types
+        else:  # the rest names one of the key's several types
             break
         parts.append(name)
     return ".".join(parts), block
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """Returns the message for an unknown key; it suggests the key with the same name in any block, or a similar one."""
+    """Returns the message for an unknown key. It suggests a key of that name in another block, or a similar key."""
     if block_keys := [name for name in known if name.startswith(f"{key}.")]:
-        return f"{key}: expected the keys of this block, each by itself, such as {block_keys[0]}"
+        return f"{key}: expected single keys of this block, such as {block_keys[0]}"
     word = key.lower().replace("-", "_")
     name = word.rpartition(".")[2]
     whole = {key: key for key in known}
-    names = {key.rpartition(".")[2]: key for key in reversed(known)}  # the first key of a name wins
+    # Among keys of the same name, the first one wins.
+    names = {key.rpartition(".")[2]: key for key in reversed(known)}
     for candidates, wanted, likeness in (
         (names, name, 1.0),
         (whole, word, 0.7),
@@ -216,9 +218,9 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads only decimal numbers: 010 is 10 and 1e-4 a number, while 0x1F, 1:30 and dates are texts.
+    """Reads only decimal numbers as numbers: 010 is 10 and 1e-4 is a number, while 0x1F, 1:30 and dates are texts.
 
-    Raises an error for a key that occurs twice in a block.
+    Raises an error if a key occurs twice in a block.
     """
 
     yaml_implicit_resolvers = {  # noqa: RUF012
@@ -232,14 +234,14 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             if str(key.value) in names:
                 raise yaml.composer.ComposerError(
-                    None, None, f"{key.value}: stands twice", key.start_mark
+                    None, None, f"{key.value}: expected once in a block, got twice", key.start_mark
                 )
             names.add(str(key.value))
         return node
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes texts of several lines, such as prompts, as blocks, and quotes texts that would be read as other types."""
+    """Writes texts of several lines as blocks, and quotes texts that would otherwise be read as another type."""
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
@@ -266,7 +268,7 @@ def yaml_text(settings: Mapping[str, Any]) -> str:
 
 
 def parse_yaml(text: str) -> Any:
-    """Parses a YAML text that JSON could express, too. Raises one of UNREADABLE."""
+    """Parses YAML whose content JSON can express. Raises one of UNREADABLE otherwise."""
     content = yaml.load(text, _Loader)
     json.dumps(content)
     return content

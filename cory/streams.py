@@ -1,7 +1,7 @@
 """Random numbers: each purpose has its own generators, so that draws do not depend on each other.
 
-No generator is reseeded or shared: agents may draw at the same time, on any device. The generators of an iteration
-derive from its number. Checkpoints therefore need no random state, and a resumed run equals an unbroken one.
+Generators are never shared or reseeded, so agents may draw at the same time, on any device. Each iteration derives its
+generators from its number. Checkpoints therefore need no random state, and a resumed run equals an unbroken one.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ class Purpose(IntEnum):
 
     SHUFFLE = 1  # the order of rows in an update
     QUERIES = 2  # the order of queries in a pass over the data
-    LENGTH = 4  # the maximum length of an iteration's responses
+    LENGTH = 4  # the length limit of an iteration's responses
     SAMPLING = 5  # responses that agents learn from
-    UNREAD = 6  # responses of observers that read empty responses, for counterfactual credit
+    UNREAD = 6  # responses to prompts with empty earlier responses, for counterfactual credit
     SAMPLES = 7  # responses to the fixed queries, before and after training
-    HELD_OUT = 8  # responses to held-out queries while a run trains
-    EVALUATION = 9  # responses of saved agents: evaluation and chat
+    HELD_OUT = 8  # responses to held-out queries during training
+    EVALUATION = 9  # responses of saved agents, in evaluation and chat
     INITIALIZATION = 10  # value heads and adapters
     MODEL_CHECK = 11  # responses that check whether a model can be sampled
 
 
 @dataclass(frozen=True)
 class Stream:
-    """The key of a stream of random numbers. Equal keys give equal numbers, whatever was drawn before.
+    """The key of a stream of random numbers. Equal keys give equal numbers, regardless of earlier draws.
 
     Fields that do not apply to a purpose are 0.
 
     Args:
         seed: the run's seed.
         purpose: what the numbers are used for.
-        iteration: iteration, from 0; for queries, the pass over the data.
+        iteration: iteration, from 0; for `Purpose.QUERIES`, the number of the pass over the data.
         agent, role, process: indices, from 0.
 
     >>> first, second = (Stream(seed=0, purpose=Purpose.SHUFFLE, iteration=3).numpy() for _ in range(2))
@@ -63,15 +63,15 @@ class Stream:
 
     def torch(self) -> torch.Generator:
         """Returns a torch generator on the CPU, at the beginning of the stream."""
-        import torch  # slow to import, and not every user of this module needs it
+        import torch  # slow to import, and not always needed
 
         return torch.Generator().manual_seed(self._seed())
 
     @contextmanager
     def as_global(self) -> Iterator[None]:
-        """Makes torch's global CPU generator draw from the stream within the context; restores it afterwards.
+        """Makes torch's global CPU generator draw from the stream within the context, and restores it afterwards.
 
-        This serves libraries that take no generator. Other threads must not draw from the global one meanwhile.
+        This is for libraries that accept no generator. Meanwhile, no other thread may draw from the global generator.
         """
         import torch
 

@@ -26,25 +26,26 @@ class Task:
     """Queries, rewards and prompts to train on.
 
     Args:
-        dataset: rows with a `prompt` column that holds the query s0: text, or chat messages ending with the
+        dataset: rows with a `prompt` column that holds the query s0: text, or chat messages that end with the
             user's. The reward and the templates can use the other columns.
         reward: `reward(prompts, completions, **columns) -> list[float | None]`, where `prompts` are the queries. It
-            is called with the responses of all agents in an iteration, and for samples, held-out queries and
-            counterfactual credit. A list of functions, or of `Reward` with weights, is summed; it may be empty
-            with a team reward.
-        prompts: what each role reads.
+            scores training responses (all agents' in one call), samples, held-out responses, and the additional
+            responses of counterfactual credit. Also accepts a list of functions, or of `Reward` with weights: the
+            reward is then their weighted sum. The list may be empty if there is a team reward.
+        prompts: each role's prompt, as a template or a function.
         metrics: additional metrics by name, `metric(prompts, completions, rewards, **columns) -> list[float | None]`;
             their means are recorded in metrics.jsonl.
-        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, called whenever the reward is;
-            `chains[i]` lists a chain's responses by role. Every role receives it on top of its own reward.
-        extract: returns the answer that a completion gives, or None; used for an evaluation's votes (`maj@k`).
-        kind: name of the registered kind (`cory.task_kinds`) that made the task and lets commands find it again;
-            empty for a task made in Python.
-        row_per_branch: whether each of a run's `branches` has its own row. In training, that many consecutive rows
-            form one query, and the first role reads the same text in all of them.
+        team_reward: `team_reward(prompts, chains, **columns) -> list[float]`, which scores whole chains; `chains[i]`
+            lists a chain's responses by role. Every role receives it in addition to its own reward.
+        extract: returns a completion's final answer, or None; used for majority votes in evaluations (`maj@k`).
+        kind: name of the registered task kind (`cory.task_kinds`) that made the task; empty for a task made in Python.
+            Evaluation and other commands use it to make the task again.
+        row_per_branch: whether each observer response to the same pioneer response (`Config.branches`) has its own row.
+            If true, `branches` consecutive training rows form one query; the pioneer reads the same text in all of
+            them.
 
-    Raises a UserError if there is no reward; if the `prompt` column is missing, or a prompt is empty or of another
-    type; if a column has a reserved name; or if a function or a template needs a missing column.
+    Raises a UserError if there is no reward, the `prompt` column is missing or holds an invalid prompt, a column has a
+    reserved name, or a function or template needs a missing column.
     """
 
     dataset: datasets.Dataset
@@ -75,18 +76,20 @@ class Task:
         context: int | None,
         max_new_tokens: int,
     ) -> list[Any]:
-        """Returns a role's prompts, one per row (Eq. 3), halving responses that leave no room for an answer.
+        """Returns a role's prompts, one per row (Eq. 3).
 
-        Halving is rare: the trainer checks that responses of full length fit, but broken text can take more tokens to
-        read than it took to write. A row that is too long even without responses is kept; the agent refuses it.
+        If a prompt leaves no room for an answer, the earlier responses in it are cut to half their length, repeatedly.
+        This is rare, since the trainer checks that full-length responses fit. However, broken text can have more tokens
+        when it is encoded again than it had when sampled. A prompt that is too long even without responses is returned,
+        and raises an error in `Agent.respond`.
 
         Args:
             columns: the rows' columns, including `prompt`.
-            earlier: the earlier roles' responses, one list per role. None: the role reads the query alone.
-            encode: maps prompts to their token ids, as the model reads them.
-            special: the model's control tokens. They are removed from the responses, since another model can spell
-                them as ordinary text.
-            context: the model's context length in tokens; None: unlimited.
+            earlier: the earlier roles' responses, one list per role. None: the role reads only the query.
+            encode: converts prompts to token ids.
+            special: the model's control tokens. They are removed from the responses, since another model may have
+                written them as ordinary text.
+            context: the model's context length in tokens. None: unlimited.
             max_new_tokens: length limit of the role's answer.
         """
         if earlier is None:
@@ -103,10 +106,10 @@ class Task:
             ]
             if not too_long:
                 return prompts
-            if self.prompts.function(role) is not None:  # it is called only once per row
+            if self.prompts.function(role) is not None:  # may be called only once per row
                 raise UserError(
-                    f"prompt of {self.prompts.name(role)}, row {too_long[0] + 1}: expected at most {room} tokens, so "
-                    f"that its response fits the context, got {lengths[too_long[0]]}"
+                    f"prompt of {self.prompts.name(role)}, row {too_long[0] + 1}: expected at most {room} tokens, "
+                    f"got {lengths[too_long[0]]}. The response must fit the context, too"
                 )
             for row in too_long:
                 for role_texts in texts:
@@ -118,7 +121,7 @@ class Task:
         columns: Mapping[str, Sequence[Any]],
         responses: Sequence[Sequence[str]] | None,
     ) -> list[Any]:
-        """Renders a role's prompts. Raises a UserError if a prompt function returned anything but a prompt."""
+        """Renders a role's prompts. Raises a UserError if a prompt function does not return a prompt."""
         prompts = self.prompts.render_rows(role, columns, responses)
         if self.prompts.function(role) is not None:
             for row, prompt in enumerate(prompts):
@@ -126,22 +129,22 @@ class Task:
         return prompts
 
     def with_roles(self, roles: Sequence[RoleConfig]) -> "Task":
-        """Returns the task with the role names and prompts of a run's settings (`Config.roles`).
+        """Returns the task with the role names and prompts that a run's settings define (`Config.roles`).
 
-        Raises a UserError if a prompt has an unknown placeholder, or if the task already has other roles.
+        Raises a UserError if a prompt has an unknown placeholder, or the task already has different roles.
         """
         if tuple(roles) == self.prompts.roles:
             return self
         if self.prompts.roles:
             raise UserError(
-                "roles: expected the settings to list the roles of the task's prompts, "
+                "roles: expected the roles of the task's prompts, "
                 f"{[self.prompts.name(role) for role in range(len(self.prompts.roles))]}, got "
                 f"{[role.name for role in roles]}"
             )
         return replace(self, prompts=replace(self.prompts, roles=tuple(roles)))
 
     def fingerprint(self) -> dict[str, Any]:
-        """Returns the names and hashes that identify the task in a run's config.yaml: kind, reward, templates, data."""
+        """Returns the names and hashes that identify the task's kind, reward, prompts and data in config.yaml."""
         return {
             "task": self.kind,
             **self.fingerprint_of_reward(),
@@ -160,15 +163,15 @@ class Task:
         }
 
     def hash_of_prompts(self) -> str:
-        """Returns the hashes of the files that define prompt functions; empty if there are none."""
+        """Returns the joined hashes of the files that define prompt functions; empty if there are no functions."""
         functions = [self.prompts.pioneer, self.prompts.observer]
         hashes = [source_hash(function) for function in functions if not isinstance(function, str)]
         return "+".join([*hashes, *(loaded.sha256 for loaded in self.prompts.code.values())])
 
     def fingerprint_of_reward(self) -> dict[str, str]:
-        """Returns names and source hashes of the reward and the team reward; the latter's are empty if there is none.
+        """Returns names and source hashes of the reward and the team reward; the latter may be empty.
 
-        Several rewards are joined, with their weights.
+        For several rewards, the names are joined with their weights, and the hashes are joined.
         """
         names = [
             ("" if reward.weight == 1 else f"{reward.weight} * ") + _recorded_name(reward)
@@ -182,10 +185,10 @@ class Task:
         }
 
     def models(self) -> Models:
-        """Identifies the models that reward functions load and list in an attribute `models`.
+        """Returns the identities of the models that reward functions load.
 
-        The attribute maps a setting, or any name, to a Hub id or local folder, or to a pair of recorded name
-        (such as `tiny`) and folder.
+        A reward function lists its models in an attribute `models`. This maps a setting, or any name, to a Hub id or
+        local folder, or to a pair: the name to record (such as `tiny`) and the folder.
         """
         models: Models = {}
         for reward in [*self.rewards, *([self.team] if self.team else [])]:
@@ -208,13 +211,13 @@ class Task:
 
     @property
     def reward_metrics(self) -> list[str]:
-        """The metric name of each reward function; empty if there is only one."""
+        """The metric name of each reward function; empty if there is only one function."""
         if len(self.rewards) < 2:
             return []
         return [f"reward_{reward.short_name}" for reward in self.rewards]
 
     def columns_read(self) -> list[str]:
-        """Returns the dataset's columns that templates and rewards name, except the query."""
+        """Returns the dataset's columns that templates or rewards use, except `prompt`."""
         named = {*self.prompts.columns()}
         for reward in [*self.rewards, *([self.team] if self.team else [])]:
             named |= {*inspect.signature(reward.function).parameters}
@@ -224,8 +227,9 @@ class Task:
     def from_prompts(
         cls, prompts: Sequence[Prompt], reward: Rewards, role_prompts: RolePrompts
     ) -> "Task":
-        """Returns a task on a plain list of queries."""
-        for row, prompt in enumerate(prompts):  # before `from_dict`, which requires a single type
+        """Returns a task whose dataset is a list of queries."""
+        # Check now, since `from_dict` fails on prompts of different types.
+        for row, prompt in enumerate(prompts):
             check_prompt(prompt, f"prompts, row {row + 1}")
         return cls(datasets.Dataset.from_dict({"prompt": list(prompts)}), reward, role_prompts)
 
@@ -234,10 +238,10 @@ class Task:
         return branches if self.row_per_branch else 1
 
     def batch(self, k: int, size: int, seed: int, rows_per_query: int = 1) -> dict[str, list[Any]]:
-        """Returns the columns of the `size` queries of iteration `k`, with `rows_per_query` rows per query.
+        """Returns iteration `k`'s `size` queries, as columns with `rows_per_query` rows per query.
 
-        Each pass over the data is a permutation of the queries, drawn from (seed, pass). Queries that do not fill a
-        last batch are skipped in that pass.
+        Each pass over the data uses a new random order, which depends only on the seed and the number of the pass.
+        Queries left over at the end of a pass, too few for a batch, are skipped in that pass.
         """
         queries = len(self.dataset) // rows_per_query
         batches = queries // size
@@ -249,17 +253,17 @@ class Task:
 
 
 def draw_batch(task: Task, config: Config, k: int) -> Batch:
-    """Returns this process's queries of iteration `k`, each repeated once per chain of its group."""
+    """Returns this process's queries in iteration `k`, each repeated once per chain that answers it."""
     rows_per_query = task.rows_per_query(config.branches)
     drawn = task.batch(k, config.queries_per_iteration, config.seed, rows_per_query)
-    responses_of_process = distributed.share_of_rows(config.ppo.batch_size // config.branches)
+    process_rows = distributed.share_of_rows(config.ppo.batch_size // config.branches)
     columns = {}
     branch_columns = {}
     for name, values in drawn.items():
-        # One row per branch: the branch's own, or the query's repeated.
+        # One row per branch, an observer response. Without rows of their own, branches share the query's row.
         rows = repeated(values, config.branches // rows_per_query)
         queries = [rows[i : i + config.branches] for i in range(0, len(rows), config.branches)]
-        chain_queries = repeated(queries, config.chains_per_query)[responses_of_process]
+        chain_queries = repeated(queries, config.chains_per_query)[process_rows]
         columns[name] = [branches[0] for branches in chain_queries]
         branch_columns[name] = list(itertools.chain(*chain_queries))
 

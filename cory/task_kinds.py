@@ -1,12 +1,12 @@
-"""Kinds of tasks: a registry of the functions that make a run's task from its settings.
+"""Task kinds: a registry of the functions that make a run's task from its settings.
 
-A task's package defines its kind beside its settings and registers it as an entry point in its pyproject.toml.
-Commands that start from a run's folder find it there:
+A package defines a task kind, and registers it as an entry point in its pyproject.toml:
 
     [project.entry-points."cory.tasks"]
     imdb = "imdb_train.config:IMDB"
 
-Only registered kinds are imported; the name in a run's folder is merely looked up. Nothing here imports torch.
+A run records its kind's name, and commands such as evaluation look up this name among the registered kinds. Code that
+is not registered is never imported. Importing this module does not import torch.
 """
 
 import importlib
@@ -38,8 +38,9 @@ class TaskKind(Generic[C]):
     Args:
         name: the registered name, also recorded in a run's config.yaml (`fingerprint.task`).
         config: class of a run's settings.
-        module: module that defines the three functions below. It is imported on the first call, as it may import torch.
-        evaluation: class of an evaluation's settings; None: `EvaluationConfig`.
+        module: module that defines the functions `make_task`, `training_rows` and `held_out_rows`. It is imported on
+            the first call, since it may import torch.
+        evaluation: class of an evaluation's settings. None: `EvaluationConfig`.
     """
 
     name: str
@@ -48,12 +49,12 @@ class TaskKind(Generic[C]):
     evaluation: type[EvaluationConfig] | None = None
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
-        """Returns a run's task, with its roles, on `rows` or on the training rows. Raises a UserError."""
+        """Returns a run's task and roles, with `rows` or else the training rows as its dataset. Raises a UserError."""
         run = config.resume
         if run not in (None, "auto") and kind_of_run(read_settings(Path(run))) is None:
             raise UserError(
                 f"resume: expected a run of cory.train or of a task's script, got {run}, which was made in Python. "
-                f"Continue it there: config.resume = {run!r}"
+                f"Continue it in Python: config.resume = {run!r}"
             )
         task: Task = self._functions().make_task(config, rows)
         task.kind = self.name
@@ -77,15 +78,15 @@ def find_kind(name: str) -> TaskKind[Any]:
     if name not in registered:
         raise UserError(
             f"expected a task among {', '.join(sorted(registered))}, got {name!r}. Install the package that registers "
-            f"it among its entry points {GROUP!r}"
+            f"this task as an entry point of {GROUP!r}"
         )
     return registered[name].load()
 
 
 def kind_of_script(script: str) -> TaskKind[Any]:
-    """Returns the kind of a script in its task's package, such as imdb_train/cory.py.
+    """Returns the kind registered by the package that holds a script, such as imdb_train/cory.py.
 
-    Raises a UserError if the package has no registered kind.
+    Raises a UserError if the package has registered no kind.
     """
     package = Path(script).parent.name
     for name, entry_point in _registered().items():
@@ -95,7 +96,7 @@ def kind_of_script(script: str) -> TaskKind[Any]:
 
 
 def kind_of_run(settings: Mapping[str, Any]) -> TaskKind[Any] | None:
-    """Returns the kind of a run's task, from its config.yaml; None if the task was made in Python.
+    """Returns the kind of a run's task, given the run's settings; None if the task was made in Python.
 
     Raises a UserError if the kind is not registered.
     """
@@ -104,7 +105,7 @@ def kind_of_run(settings: Mapping[str, Any]) -> TaskKind[Any] | None:
 
 
 def run_config(run: Path) -> Config:
-    """Returns a run's settings, in its task's class; without a `task` block if the task was made in Python.
+    """Returns a run's settings, as an instance of its kind's class. A task made in Python has no `task` block.
 
     Raises a UserError if the folder does not hold a run, or its settings do not fit the task.
     """

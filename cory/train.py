@@ -13,15 +13,15 @@ from cory.own_task import OWN, OwnConfig
 def run() -> None:
     config, name = read_config(OwnConfig)
 
-    # Prompts, rewards and templates, as config.task names them; held-out prompts for `eval_every`.
+    # The prompts, rewards and templates that config.task names, and held-out prompts for `eval_every`.
     task = OWN.make_task(config)
     has_held_out = config.eval_every or config.task.eval_dataset
     held_out = OWN.held_out_rows(config) if has_held_out else None
 
-    # Imported late: torch takes seconds, and errors above, such as those in a reward file, should appear at once.
+    # Imported late: importing torch takes seconds, and errors above, such as in a reward file, should appear at once.
     from cory import CoryTrainer, make_agents
 
-    # Two copies of one LLM, or as config.agents says, and a frozen reference.
+    # By default, two copies of one LLM and a frozen reference; config.agents can change this.
     agents = make_agents(config)
     CoryTrainer(config, agents, task, name, held_out).train()
 

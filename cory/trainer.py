@@ -1,4 +1,4 @@
-"""CoryTrainer: Algorithm 1 for a list of agents. With one agent it is PPO; two are the paper's pioneer and observer."""
+"""CoryTrainer: Algorithm 1 for a list of agents. One agent is plain PPO; two are the paper's pioneer and observer."""
 
 import time
 from collections.abc import Sequence
@@ -41,21 +41,21 @@ class CoryTrainer:
         task: queries, reward and prompts.
         name: name of the run, used for its folder if `config.output` is null.
         eval_dataset: held-out rows with the same columns as the task's dataset, for `config.eval_every`.
-        callbacks: see `Callback`; the callbacks named in `config.callbacks` are added.
+        callbacks: objects whose methods are called at each iteration (`Callback`); those named in `config.callbacks`
+            are added.
 
     Attributes:
         config, agents, task: as given.
-        eval_dataset: the held-out rows to evaluate on; None without `config.eval_every`.
+        eval_dataset: the held-out rows used for evaluation; None without `config.eval_every`.
         schedule: assigns agents to roles at each iteration.
-        callbacks: all callbacks of the run, in the order in which they receive events.
+        callbacks: all callbacks of the run, in the order of their calls.
         run: the run's folder and history; set once training starts.
         history: the lines of metrics.jsonl so far.
-        state: the run's progress.
+        state: the number of completed iterations, and what ended the run early.
         should_stop: set it to True to end the run after the current iteration.
 
     Raises:
-        UserError: the agents, the data or the prompts do not fit the settings. Nothing has been
-            written yet.
+        UserError: the agents, the data or the prompts do not fit the settings. No file is written in that case.
     """
 
     run: Run
@@ -112,8 +112,8 @@ class CoryTrainer:
     def train(self) -> Run:
         """Runs the remaining iterations, then saves curves, summary and agents in the run's `.folder`.
 
-        A finished run is returned unchanged, and the agents stay untrained: the trained ones are in the folder. A
-        trainer trains once.
+        If `config.resume` names a finished run, that run is returned unchanged. The agents in memory are then
+        untrained; the trained ones are in the run's folder. A trainer can train only once.
 
         Raises:
             UserError: `config.resume` names no run that can be continued, or the loss or gradient of an update is not
@@ -145,7 +145,7 @@ class CoryTrainer:
                 self._notify("on_iteration_end", iteration)  # callbacks may add to the records
                 self.run.add(iteration)
 
-                # All processes leave the loop together, whichever of them received the signal.
+                # If any process received a signal, all processes leave the loop together.
                 signal = int(distributed.all_reduce_max(signals.received or 0))
                 ends = self._ends() or signal > 0
                 saving = self.config.checkpoint
@@ -172,8 +172,7 @@ class CoryTrainer:
         with timed(seconds, "generate"):
             rollouts = chain.roll_out(batch, self._generators(Purpose.SAMPLING, k))
 
-        # Each role's task reward, the chain's team reward if there is one, and from them the training reward
-        # (`cory.credit`; Eq. 4 for `collective`).
+        # The training rewards combine each role's task rewards and the team rewards, if any (Eq. 4; `cory.credit`).
         with timed(seconds, "reward"):
             scores = score_rollouts(self.task.reward, batch, rollouts)
             task_rewards = [score.total for score in scores]
@@ -190,14 +189,13 @@ class CoryTrainer:
             team_rewards=team_rewards,
             rewards_by_function=[score.by_function for score in scores],
         )
-        # Before the update: the samples' KL is measured under the policy that sampled them.
+        # Record samples before the update, so that their KL is measured under the policy that sampled them.
         if self.config.sample_every and k % self.config.sample_every == 0:
             with timed(seconds, "record"):
                 iteration.samples = sampled_texts(
                     self.task, iteration, self.config.chains_per_query
                 )
 
-        # Each agent learns from its own responses.
         with timed(seconds, "learn"):
             iteration.stats = self.update(k, chain.agents, rollouts, rewards)
 
@@ -228,7 +226,10 @@ class CoryTrainer:
         task_rewards: Sequence[torch.Tensor],
         team_rewards: torch.Tensor | None,
     ) -> list[torch.Tensor]:
-        """Returns each role's training rewards, (batch,); samples or measures what the credit mode needs for them."""
+        """Returns each role's training rewards, (batch,).
+
+        Counterfactual credit samples further responses for this; information credit computes log-likelihoods.
+        """
         mode = self.config.cory.credit
         unread_rewards: list[torch.Tensor] = []
         information: list[torch.Tensor] = []
@@ -251,7 +252,7 @@ class CoryTrainer:
     ) -> list[UpdateStats]:
         """Updates each agent on its own rollouts and returns the statistics by role.
 
-        Agents on separate devices learn at the same time, others one after the other.
+        Agents with their own devices learn at the same time; otherwise agents learn one after the other.
         """
         warmup = self.config.ppo.warmup_iterations
         warmth = min(1.0, (k + 1) / warmup) if warmup else 1.0
@@ -287,30 +288,32 @@ class CoryTrainer:
         return [stats_by_role[role] for role in range(len(chain))]
 
     def _restart_learners(self, k: int) -> None:
-        """Restarts every agent's learner every `cory.reset_every` iterations."""
+        """Restarts all agents' learners after every `cory.reset_every` iterations."""
         reset_every = self.config.cory.reset_every
         if reset_every and k > 0 and k % reset_every == 0:
             for agent in self.agents:
                 agent.restart()
 
-    # The run and its callbacks
-
     def _notify(self, event: str, argument: Run | Iteration | int) -> None:
-        """Calls the method `event` of all callbacks, in order."""
+        """Calls the method named `event` on all callbacks, in order."""
         for callback in self.callbacks:
             getattr(callback, event)(self, argument)
 
     def _iterations_left(self) -> range:
         """Returns the iterations still to run.
 
-        The range is empty if a guard or a callback ended the run and it was interrupted before everything was saved.
+        The range is empty if a guard or a callback ended the run, but the process was interrupted before it had written
+        all results.
         """
         if self.state.stopped_by is not None:
             return range(0)
         return range(self.state.iteration, self.config.iterations)
 
     def _ends(self) -> bool:
-        """Whether the run ends after this iteration; the same in all processes. Records what ended it early."""
+        """Returns whether the run ends after this iteration, and records the cause of an early end.
+
+        The result is the same in all processes.
+        """
         done = self.state.iteration
         total = self.config.iterations
         self.should_stop = distributed.all_reduce_max(self.should_stop) > 0
