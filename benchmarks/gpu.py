@@ -10,8 +10,8 @@ sizes and random weights; a Llama of the same size stands in for Qwen2.5-0.5B. E
 is measured in its own process; seconds are medians. Models are written to the folder for temporary
 files, 3.5 GB at a time.
 
-To measure vLLM, run the first of the next commands, which keeps the model; start a server on it
-(docs/scaling.md has the command); then run the second:
+To measure vLLM, keep one size's model with the first command below, start a server on that model
+(docs/scaling.md has the command), then run the second one:
 
     python -m benchmarks.gpu --sizes GPT-2 --models FOLDER           # keeps FOLDER/GPT-2/policy
     python -m benchmarks.gpu --sizes GPT-2 --models FOLDER --server http://127.0.0.1:8000
@@ -58,7 +58,7 @@ def small(shape: Shape) -> Shape:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measures one implementation (`--way`) in this process.
 
-    Returns median seconds by phase, without the first iteration, peak memory, rows per pass, and the machine.
+    Returns median seconds by phase (after a first iteration), peak memory, rows per pass, and the machine.
     """
     import torch
 

@@ -43,8 +43,8 @@ def interleaved(
 
 
 def peak_memory(bench: Bench, name: str) -> dict[str, float]:
-    """Measures the second iteration's peak memory in MiB: `peak` minus the memory before models are loaded, and
-    `extra` minus the memory at the iteration's start.
+    """Measures the second iteration's peak memory in MiB, minus the memory before models are loaded (`peak`) or at the
+    iteration's start (`extra`).
 
     Must be called in a separate process. Counts resident memory on a CPU, and torch's allocations on a GPU.
     """
@@ -69,7 +69,7 @@ def peak_memory(bench: Bench, name: str) -> dict[str, float]:
 
 
 def warm_up(bench: Bench, name: str) -> None:
-    """Runs one iteration of a minimal shape, which loads every library that a way needs."""
+    """Runs one iteration of a tiny shape, which loads every library that a way needs."""
     shape = Shape(layers=1, width=64, vocabulary=64, batch=2, query=(2, 2), observer=2, response=2, reward_layers=1,
                   reward_width=64)  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--out", type=Path, help="folder for NAME.md and NAME.json")
+    parser.add_argument("--out", type=Path, help="folder for NAME.json")
     parser.add_argument("--sizes", help=argparse.SUPPRESS)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     options = parser.parse_args()

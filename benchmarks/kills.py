@@ -47,7 +47,7 @@ def size(run: Path) -> int:
 
 
 def kill_after(process: psutil.Popen, run: Path, seconds: float) -> bool:
-    """Kills a run's processes `seconds` after it records an iteration. Returns whether it was still running."""
+    """Kills a run's processes `seconds` after it records an iteration. Returns False if the run had already ended."""
     before = size(run)
     while size(run) <= before and process.poll() is None:
         before = min(before, size(run))  # a resumed run first truncates lines to be recomputed

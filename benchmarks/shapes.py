@@ -27,7 +27,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """The number of attention heads. They have width 64, as in GPT-2, if the model's width is a multiple."""
+        """The number of attention heads. Heads have width 64, as in GPT-2, if 64 divides the model's width."""
         return self.width // 64 if self.width % 64 == 0 else 4
 
 
@@ -76,7 +76,7 @@ def policy_config(shape: Shape) -> Any:
     """Returns the configuration of a GPT-2 or Llama of these sizes, without an end token.
 
     Llama's other proportions follow Qwen2.5-0.5B, which is a Llama except for three biases per layer. The model type
-    is not Qwen2, for which transformers would rebuild the tokenizer, and split words.
+    is not Qwen2: for that type, transformers would rebuild the tokenizer, which would then split words.
     """
     from transformers import GPT2Config, LlamaConfig
 

@@ -25,7 +25,7 @@ The ways differ as follows:
 Each way runs in its own process. The processes take turns, one iteration each. Each round starts with
 the next way; the first round warms up. Memory is a process's largest resident size in all rounds,
 minus its size before it loads the models. At that time, the process has already imported its
-libraries and run an iteration of a minimal shape.
+libraries and run an iteration of a tiny shape.
 """
 
 import argparse
@@ -53,7 +53,7 @@ from benchmarks.shapes import SHAPES, Shape, make_models  # noqa: E402
 from benchmarks.ways import Bench  # noqa: E402
 
 WAYS = ("ours", "ours_plain", "trl", "trl_default")
-# A minimal shape, whose iteration loads the libraries that a way needs.
+# A tiny shape, whose iteration loads the libraries that a way needs.
 SMALL = Shape(
     layers=1,
     width=64,
@@ -212,7 +212,7 @@ def run_bench(
 
 
 def warm_up(way: str) -> None:
-    """Runs one iteration of a minimal shape."""
+    """Runs one iteration of a tiny shape."""
 
     def nothing(*_: Any) -> None: ...
 
@@ -351,7 +351,7 @@ def main() -> None:
         "--ways", default=",".join(WAYS), help="ways to measure, separated by commas"
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="folder for trl_grpo_G.md and trl_grpo_G.json")
+    parser.add_argument("--out", type=Path, help="folder for trl_grpo_G.json")
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

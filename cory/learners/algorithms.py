@@ -1,4 +1,4 @@
-"""The algorithms without a value head, with their papers' formulas.
+"""The algorithms without a value head (REINFORCE, RLOO, GRPO and its variants), with their papers' formulas.
 
 Each algorithm defines advantages and a loss per response; DAPO also weights the responses. The responses o_1 ... o_G
 to one query form a group, with training rewards r_1 ... r_G. Where a paper takes the expectation over queries and the
@@ -105,7 +105,10 @@ def token_kl(tokens: ResponseTokens, ratio: Tensor, kl_coef: float) -> Tensor:
 
 
 class RLOO(GroupAlgorithm):
-    """Ahmadian et al., 2024 (arXiv 2402.14740): a response is one action; the baseline is the others' mean reward."""
+    """Ahmadian et al., 2024 (arXiv 2402.14740): the baseline is the mean reward of the group's other responses.
+
+    A response counts as one action.
+    """
 
     kl_in_reward = True
 
@@ -124,7 +127,10 @@ class RLOO(GroupAlgorithm):
 
 
 class REINFORCE(RLOO):
-    """Williams, 1992: RLOO's loss. The baseline is the mean of a role's batch, so one response per query is enough."""
+    """Williams, 1992: RLOO's loss, with the mean reward of the role's batch as baseline.
+
+    One response per query is enough.
+    """
 
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:

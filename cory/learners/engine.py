@@ -1,4 +1,4 @@
-"""Compares an inference engine's log-probabilities with the policy's, and corrects for the difference by weights."""
+"""Compares an inference engine's log-probabilities with the policy's, and gives importance weights for the loss."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -131,7 +131,7 @@ class Learner(ABC):
         Args:
             new: outputs of the policy being trained.
             entropies: entropies (rows, R) of `new`.
-            rows: the experience of these rows.
+            rows: the part of the experience that has these rows.
             sizes: numbers of tokens and responses in the mini-batch.
         """
 
@@ -370,7 +370,7 @@ class Learner(ABC):
         """Returns the number of optimizer steps in an epoch over `num_rows` rows."""
         mini_batches = self.ppo.gradient_accumulation_steps
         steps = math.ceil(num_rows / (self.mini_batch_size * mini_batches))
-        # With branches, the rows may not divide evenly into steps. If mini-batches have one row, some would then be
+        # With branches, the rows may not divide evenly into steps. If mini-batches have one row, some could then be
         # empty, so fewer steps are taken.
         return min(steps, max(1, num_rows // mini_batches))
 
@@ -505,7 +505,7 @@ class Learner(ABC):
         self.reward_moments = RewardMoments()
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Returns trained weights and optimizer state as tensors, and KL coefficient and reward moments for JSON."""
+        """Returns the trained weights and optimizer state, and separately the KL coefficient and reward moments."""
         numbers = {
             "kl_coef": self.kl_controller.value,
             "moments": asdict(self.reward_moments),

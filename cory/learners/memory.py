@@ -83,7 +83,7 @@ class PassSize:
             except RuntimeError as error:
                 if is_fixed or not is_out_of_memory(error):
                     raise
-                # Without its traceback, whose frames keep the pass's tensors alive.
+                # Drop the traceback, whose frames keep the pass's tensors alive.
                 failure = error.with_traceback(None)
             clear_device_cache(garbage_collection=True)
             self._halve(failure)

@@ -46,7 +46,7 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
             got = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(
                 f"model.name: expected a model whose configuration has one of {sizes}, got {got}. "
-                "TRL's value head reads this setting; algorithms other than PPO have no value head"
+                "TRL's value head reads it; only PPO has a value head"
             )
         super().__init__(pretrained_model)
         # TRL sets this in its own loading code, which is not used here.
@@ -93,7 +93,7 @@ class PPOLearner(Learner):
     def targets(
         self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
-        """GAE on token rewards, whitened per role, so that a role with higher rewards gets no advantage from them."""
+        """GAE on token rewards, whitened per role, so that a role's higher rewards do not count as advantages."""
         kl_coef = self.kl_controller.value
         token_rewards = losses.token_rewards(rewards, old.kl, mask, kl_coef)  # Eq. 2
         advantages, returns = [], []
@@ -179,8 +179,7 @@ def make_trainer(
         warnings.catch_warnings(),
         # TRL reseeds the global generators here, which would restart the run's random streams.
         patch.object(trl_ppo, "set_seed", lambda seed: None),
-        # TRL would also copy the policy as its reference, and prepare that copy, which has no gradients, for
-        # exchanging gradients.
+        # TRL would also copy the policy as its reference, and prepare the frozen copy for exchanging gradients.
         patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
     ):
         for message in (

@@ -30,7 +30,7 @@ class ForwardPass(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """The number of response tokens (a scalar tensor) and of responses, over which a loss is averaged."""
+    """The numbers that a loss is averaged over: response tokens (a scalar tensor) and responses."""
 
     tokens: Tensor
     responses: int
@@ -80,9 +80,9 @@ class Targets:
 
 @dataclass
 class Experience:
-    """All rows of an update, one rollout after the other, or a selection of them.
+    """All rows of an update, one rollout after the other, or a selection of these rows.
 
-    `weights`, (rows,), are the rows' weights in the loss; 0 leaves a row out.
+    `weights` (rows,) are the rows' weights in the loss; 0 leaves a row out.
     """
 
     window: Window

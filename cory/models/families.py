@@ -76,7 +76,7 @@ def _compare(
     queries: Sequence[Tensor],
     responses: Sequence[Tensor],
 ) -> None:
-    """Raises a UserError if the responses' logits change when each text is passed alone.
+    """Raises a UserError if the responses' logits change when each text runs alone.
 
     Args:
         logits: logits (T, vocabulary) of each response, with T at least its length.
@@ -93,8 +93,8 @@ def _compare(
     scale = torch.cat(scales).mean().item()
     if not difference <= LIMIT * scale + 1e-6:  # also true for NaN
         raise UserError(
-            f"model.name: expected a model that padding does not change, got one of type {model.config.model_type}: "
-            f"{case} log-probabilities that differ by {difference:.2g} nats a token from a pass over the text alone. "
+            "model.name: expected a model whose outputs do not depend on padding, got one of type "
+            f"{model.config.model_type}: {case} log-probabilities that differ by {difference:.2g} nats a token from a pass over the text alone. "
             f"The limit is {LIMIT * scale:.2g}, a tenth of the change from leaving out the text's first token"
         )
 

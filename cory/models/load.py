@@ -248,7 +248,7 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
         # PEFT only warns of missing weights and ignores superfluous ones. A second load reports both.
         mapping = getattr(base, "_checkpoint_conversion_mapping", None)
         report = model.load_adapter(str(folder), "default", torch_device="cpu", key_mapping=mapping)
-    except KeyError as error:  # a fully trained module (modules_to_save) is missing
+    except KeyError as error:  # a module that is saved whole (modules_to_save) is missing
         raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:
         raise UserError(f"{expected} ({first_line(error)})") from None

@@ -83,7 +83,7 @@ def read_stems(
     """Encodes each stem of the prompts once.
 
     Returns None if that saves less than a fifth of the prompts' tokens, or if the model would count the padding between
-    stems and rests as positions.
+    a stem and the rest of its prompt as positions.
     """
     if not attends_by_positions(model):
         return None
@@ -211,7 +211,7 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
     `predicting` [[1, 2, 3], [1, 4, 5]]:
 
         token       p  q    a  b  d  e      (a response's last token predicts nothing)
-        part        0  0    1  1  2  2
+        part        0  0    1  1  2  2      (0 is the stem)
         predicts    -  a, d b  c  e  f
 
     With the prompts `p q` and `p r`, `predicting` is [[1, 2, 3], [4, 5, 6]]:

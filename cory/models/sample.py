@@ -168,7 +168,7 @@ def _next_logits(
     cache: DynamicCache,
     is_padded: bool,
 ) -> Tensor:
-    """Reads each text's newest tokens and returns the logits (rows, vocabulary) of the token after them.
+    """Runs the model on each text's newest tokens; returns the logits (rows, vocabulary) of the next token.
 
     Args:
         tokens: newest tokens (rows, new) of each text, padded on the left.
@@ -261,7 +261,7 @@ def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
 
 
 class _Draw(LogitsProcessor):
-    """Makes `generate` choose the tokens that `draw` draws."""
+    """Makes `generate` choose the tokens that `draw` returns."""
 
     def __init__(self, warp: LogitsProcessorList, generator: torch.Generator) -> None:
         self.warp = warp
@@ -316,7 +316,7 @@ def _sample_by_generate(
             ),
             logits_processor=LogitsProcessorList([_Draw(warp, generator)]),
             stopping_criteria=StoppingCriteriaList([_Ended(has_ended, width)]),
-            synced_gpus=False,  # not needed within `sharding.gathered`
+            synced_gpus=False,  # `sharding.gathered` keeps the full policy
         )
     finally:
         base.generation_config = model_settings

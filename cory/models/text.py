@@ -77,7 +77,7 @@ def encode_responses(
     texts: Sequence[str],
     chat_template: ChatTemplate = False,
 ) -> list[list[int]]:
-    """Returns the token ids of texts as responses to prompts, without an end token.
+    """Encodes texts as responses to prompts, without an end token.
 
     A response continues a text prompt after a space, unless the prompt ends in whitespace. In a chat, the response is
     encoded as it is.
@@ -132,7 +132,7 @@ def plain_texts(
 
     Args:
         turn: whether responses are chat turns. If so, the space is removed that SentencePiece tokenizers add before a
-            turn's first word. Otherwise, a leading space belongs to the text.
+            text; if not, a leading space belongs to the response.
     """
     special = special_tokens(tokenizer)
     read = reader(tokenizer)
@@ -176,7 +176,8 @@ def without(special: Iterable[str], text: str) -> str:
 def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
     """Returns a function that decodes a response as the continuation of a prompt, including special tokens.
 
-    Stop texts are searched in this text. SentencePiece tokenizers drop a space at the start of a text.
+    Stop texts are searched for in this text. The function decodes a prefix, too, as SentencePiece tokenizers drop a
+    space at the start of a text.
     """
     prefix = tokenizer("a", add_special_tokens=False)["input_ids"]
     length = len(decode(tokenizer, prefix))
@@ -235,11 +236,11 @@ def turn_stop(
     chat_template: ChatTemplate,
     stop: Sequence[str],
 ) -> list[str]:
-    """Returns the stop text of a turn: what the chat template writes after an answer, or that text's first added token.
+    """Returns the stop text of a chat turn: the template's text after an answer, or the first added token in it.
 
-    The result is empty if that token already ends a response, if the template writes nothing after an answer, or if the
-    template rejects or changes a sample question and answer. Warns if the template writes nothing and `stop`, the stop
-    texts in the settings, is empty, too.
+    The list is empty if that token already ends a response, if the template writes nothing after an answer, or if the
+    template rejects or changes a sample question and answer. Warns if the template writes nothing and the settings have
+    no stop texts (`stop`) either.
     """
     template, options = _template(tokenizer, chat_template)
     answer = "cory"

@@ -26,7 +26,7 @@ from cory.errors import UserError
 from cory.models.lora import LanguageModel, save_policy
 from cory.parallel import distributed
 
-PROMPTS_PER_REQUEST = 1000  # vLLM accepts 1,024
+PROMPTS_PER_REQUEST = 1000  # vLLM accepts up to 1,024
 SECONDS_TO_CONNECT = 5
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for --max-lora-rank
 CACHE_RESETS = 50  # attempts to empty the server's cache, 0.1 seconds apart
@@ -102,9 +102,9 @@ class Engine:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query with the policy's current weights, like `cory.models.sample.sample`.
 
-        Queries and responses are 1-d tensors of token ids. The second list has the tokens' log-probabilities as the
-        engine computes them: at the sampling temperature, if the server was started by `_command`. The server draws
-        the random numbers.
+        Queries and responses are 1-d tensors of token ids. The second list has the response tokens' log-probabilities
+        as the engine computes them: at the sampling temperature, if the server was started by `_command`. The server
+        draws the random numbers.
 
         Args:
             ends: tokens that end a response, besides the texts in `sampling.stop`.
@@ -169,7 +169,7 @@ class Engine:
         if sends_base:
             save_policy(policy, base, adapter=None)
         save_policy(policy, folder, agent)
-        # Requests that the server may refuse come after all collective operations.
+        # Requests come after all collective operations: a refusal must not leave other ranks waiting there.
         if distributed.is_main():
             if sends_base:
                 self._load_weights(base)
@@ -180,7 +180,7 @@ class Engine:
         """Makes the server load an adapter, under its folder's name, in place of the agent's earlier one."""
         if replaced is not None:
             self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": replaced})
-            # Until it is unloaded, the server may reload an adapter from its folder.
+            # The server may reload an adapter from its folder until the adapter is unloaded.
             shutil.rmtree(folder.with_name(replaced), ignore_errors=True)
         body = {"lora_name": folder.name, "lora_path": str(folder.resolve())}
         self._ask("POST", "/v1/load_lora_adapter", body)

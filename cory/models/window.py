@@ -197,7 +197,7 @@ def forward(
     index: Tensor | None = None,
     cache: DynamicCache | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns logits (batch, width, vocabulary) of the last `width` positions, and the output layer's inputs there.
+    """Returns logits (batch, width, vocabulary) of the last `width` positions, and the output layer's inputs.
 
     Args:
         attention_mask: see `whole_mask`; it covers the cache, too.

@@ -134,7 +134,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Moves a tensor to `device`, from the CPU through page-locked memory, so that the program does not wait."""
+    """Moves a tensor to `device`. Copies from the CPU use page-locked memory, so that the program does not wait."""
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -148,7 +148,7 @@ def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
     """
     cores = torch.get_num_threads()
     share = max(1, cores // len(calls))
-    # `set_num_threads` does not change the number of threads of existing threads, such as this one.
+    # torch's setting is local to the thread that makes it, so it does not change this thread's.
     with ThreadPoolExecutor(
         len(calls), initializer=torch.set_num_threads, initargs=(share,)
     ) as pool:
