@@ -126,7 +126,7 @@ class Learner(ABC):
         rows: Experience,
         sizes: BatchSizes,
     ) -> LossTerms:
-        """Returns the loss and its statistics: these rows' contribution to the mini-batch's means.
+        """Returns the rows' contribution to the mini-batch's mean loss and its statistics.
 
         Args:
             new: outputs of the policy being trained.

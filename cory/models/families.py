@@ -94,8 +94,9 @@ def _compare(
     if not difference <= LIMIT * scale + 1e-6:  # also true for NaN
         raise UserError(
             "model.name: expected a model whose outputs do not depend on padding, got one of type "
-            f"{model.config.model_type}: {case} log-probabilities that differ by {difference:.2g} nats a token from a pass over the text alone. "
-            f"The limit is {LIMIT * scale:.2g}, a tenth of the change from leaving out the text's first token"
+            f"{model.config.model_type}: {case} log-probabilities that differ by {difference:.2g} nats a token from a "
+            f"pass over the text alone. The limit is {LIMIT * scale:.2g}, a tenth of the change from leaving out the "
+            "text's first token"
         )
 
 

@@ -117,9 +117,9 @@ class _Prompts(NamedTuple):
     Args:
         ids: token ids (batch, P).
         mask: 0 at padding, over all positions in the cache: (batch, P), or wider with shared prefixes.
-        positions: positions (batch, new) of the tokens read last.
+        positions: positions (batch, new) of the newest tokens.
         logits: logits (batch, vocabulary) of each prompt's next token.
-        cache: keys and values of all tokens read.
+        cache: keys and values of all tokens so far.
         is_padded: whether each row has padding.
     """
 

@@ -160,7 +160,7 @@ def whole_mask(model: PreTrainedModel, mask: Tensor, new: int, is_padded: bool) 
 
     Args:
         mask: 0 at padding (batch, positions).
-        new: number of positions, at the end, that the pass reads.
+        new: number of positions, at the end, that the pass computes.
         is_padded: whether `mask` contains a 0.
 
     Returns a mask (batch, 1, new, positions), or None if nothing is padded and a pass is faster without a mask. For
