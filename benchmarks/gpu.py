@@ -1,18 +1,19 @@
 """Times one CORY iteration on a GPU against examples/minimal.py, and prints a table. Ten minutes, no network.
 
     python -m benchmarks.gpu                       # GPT-2, GPT2-Large and Qwen2.5-0.5B, fp32 and bf16
-    python -m benchmarks.gpu --sizes GPT-2         # one of them
+    python -m benchmarks.gpu --sizes GPT-2         # only GPT-2
     python -m benchmarks.gpu --small               # the same at small width, on any machine
 
 PPO trains all weights of two agents: four epochs, batch 64, queries of 2 to 8 tokens, responses of
-16 tokens, the KL over the whole vocabulary, and a DistilBERT as reward. Weights are random, of the
-published sizes; Qwen2.5-0.5B is a Llama of the same sizes. Each row is measured in its own process;
-seconds are medians. Models are written to the folder for temporary files, 3.5 GB at a time.
+16 tokens, the KL over the whole vocabulary, and a DistilBERT as reward. Models have the published
+sizes and random weights; a Llama of the same size stands in for Qwen2.5-0.5B. Each row of the table
+is measured in its own process; seconds are medians. Models are written to the folder for temporary
+files, 3.5 GB at a time.
 
-Rows of vLLM need a server for one size, started on a model that this script keeps (docs/scaling.md
-has the server's command):
+To measure vLLM, keep one size's model with the first command below, start a server on that model
+(docs/scaling.md has the command), then run the second one:
 
-    python -m benchmarks.gpu --sizes GPT-2 --models FOLDER           # the model is FOLDER/GPT-2/policy
+    python -m benchmarks.gpu --sizes GPT-2 --models FOLDER           # keeps FOLDER/GPT-2/policy
     python -m benchmarks.gpu --sizes GPT-2 --models FOLDER --server http://127.0.0.1:8000
 """
 
@@ -42,7 +43,7 @@ GIB = 2**30
 
 
 def small(shape: Shape) -> Shape:
-    """Returns the same architecture at a size for a CPU."""
+    """Returns the same architecture, small enough for a CPU."""
     return replace(
         shape,
         layers=shape.layers // 12,
@@ -55,8 +56,9 @@ def small(shape: Shape) -> Shape:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures one way in this process: median seconds by phase after a first iteration, peak memory, rows per pass of
-    an update, and the machine.
+    """Measures one implementation (`--way`) in this process.
+
+    Returns median seconds by phase (after a first iteration), peak memory, rows per pass, and the machine.
     """
     import torch
 
@@ -108,7 +110,7 @@ def machine(device: Any) -> str:
 
 
 def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict[str, Any] | str:
-    """Calls `measure` in its own process; returns the last line of its error if it fails."""
+    """Runs `measure` in its own process; returns the last line of the error if that fails."""
     command = [sys.executable, "-m", "benchmarks.gpu", *argv, "--sizes", size]
     command += ["--precision", precision, "--way", way]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -120,7 +122,7 @@ def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict
 
 
 def report(options: argparse.Namespace, argv: list[str]) -> str:
-    """Measures all rows and returns the table. Rows are printed to stderr when they are complete."""
+    """Measures all rows and returns the table. Also prints each finished row to stderr."""
     ways = ["minimal", "ours", *(["vLLM"] if options.server else [])]
     header = ["size", "precision", "way", *(f"{phase} s" for phase in (*PHASES, "total"))]
     header += ["total / minimal", "peak GiB", "rows of a pass"]
@@ -167,11 +169,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
-    parser.add_argument("--small", action="store_true", help="at small width")
+    parser.add_argument("--small", action="store_true", help="small models, for any machine")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--models", type=Path, help="folder that keeps the models")
-    parser.add_argument("--server", help="address of a vLLM server of the size's model")
+    parser.add_argument("--server", help="address of a vLLM server that has the size's model")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=argparse.SUPPRESS)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -179,9 +181,9 @@ def main() -> None:
         print(json.dumps(measure(options)))
         return
     if options.server and (len(options.sizes) > 1 or options.models is None):
-        parser.error("--server: expected one of --sizes and --models FOLDER")
+        parser.error("--server: expected a single size in --sizes, and --models FOLDER")
     if options.device == "auto" and not options.small and not has_gpu():
-        parser.error("no GPU is seen. Expected one, or --small, or --device cpu")
+        parser.error("--device: expected a GPU, got none. Use --small or --device cpu")
     argv = ["--repeats", str(options.repeats), "--device", options.device]
     argv += ["--small"] if options.small else []
     argv += ["--server", options.server] if options.server else []

@@ -1,10 +1,10 @@
-"""Times one CORY iteration side by side: ours, two stock TRL trainers, and examples/minimal.py.
+"""Times one CORY iteration in several implementations: cory, stock TRL trainers, and examples/minimal.py.
 
     python benchmarks/iteration.py --shape gpt2_small                # all shapes: benchmarks/shapes.py
 
-benchmarks/ways.py describes the ways. They take turns in one process, in rotating order; the table has medians. Memory
-is measured in a separate process for each way. The C library's memory settings are cory's for ours and minimal, and its
-defaults for stock.
+benchmarks/ways.py describes the implementations, called ways. They take turns in one process, in rotating order; the
+table has medians. Memory is measured in a separate process for each way. `ours` and `minimal` run with cory's memory
+settings of the C library, `stock` with the library's defaults.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from benchmarks.ways import PHASES, Bench, Seconds, memory_as  # noqa: E402
 def interleaved(
     ways: dict[str, Callable[[int], Seconds]], repeats: int
 ) -> dict[str, list[Seconds]]:
-    """Runs all ways in turn, after a warm-up round. Each round starts with another way."""
+    """Runs all ways in rounds; the first round warms up. Each round starts with the next way."""
     names = list(ways)
     seconds: dict[str, list[Seconds]] = {name: [] for name in names}
     for k in range(repeats + 1):
@@ -43,15 +43,15 @@ def interleaved(
 
 
 def peak_memory(bench: Bench, name: str) -> dict[str, float]:
-    """Measures the second iteration's peak memory in MiB: `peak`, above the process without models, and `extra`, above
-    the iteration's start.
+    """Measures the second iteration's peak memory in MiB, minus the memory before models are loaded (`peak`) or at the
+    iteration's start (`extra`).
 
     Must be called in a separate process. Counts resident memory on a CPU, and torch's allocations on a GPU.
     """
     import torch
 
     gpu = bench.device.type == "cuda"
-    warm_up(bench, name)  # libraries are not part of an iteration's memory
+    warm_up(bench, name)  # loads the libraries, which are not counted
     gc.collect()
     start = 0.0 if gpu else resident("VmRSS")
     way = bench.way(name)
@@ -69,7 +69,7 @@ def peak_memory(bench: Bench, name: str) -> dict[str, float]:
 
 
 def warm_up(bench: Bench, name: str) -> None:
-    """Runs one iteration of a minimal shape, which loads every library that a way needs."""
+    """Runs one iteration of a tiny shape, which loads every library that a way needs."""
     shape = Shape(layers=1, width=64, vocabulary=64, batch=2, query=(2, 2), observer=2, response=2, reward_layers=1,
                   reward_width=64)  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +78,7 @@ def warm_up(bench: Bench, name: str) -> None:
 
 
 def resident(field: str) -> float:
-    """Trims freed memory and returns this process's MiB: VmRSS is current, VmHWM the peak since the last reset."""
+    """Trims freed memory and returns this process's resident MiB: VmRSS now, VmHWM the peak since the last reset."""
     import ctypes
 
     ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -104,7 +104,7 @@ def table(rows: list[list[str]], header: list[str]) -> str:
 
 
 def hardware() -> str:
-    """Describes the processor, threads and torch's version."""
+    """Describes the processor, the number of threads and torch's version."""
     import torch
 
     from cory.parallel.devices import choose_device, machine_name
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32")
-    parser.add_argument("--out", type=Path, help="folder for NAME.md and NAME.json")
+    parser.add_argument("--out", type=Path, help="folder for NAME.json")
     parser.add_argument("--sizes", help=argparse.SUPPRESS)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Kills a training with SIGKILL at random moments, and compares its result with an unbroken run's.
+"""Kills a training run with SIGKILL at random moments, and compares its result with an unbroken run's.
 
     python benchmarks/kills.py                  # 30 kills of one process, then 30 of two (torchrun)
     python benchmarks/kills.py --kills 3 2      # fewer
     TMPDIR=/dev/shm python benchmarks/kills.py  # in memory
 
 After each kill, the same command starts again, as on a cluster: `--output RUN --resume auto`. The final metrics.jsonl
-and both agents' weights must equal an unbroken run's, byte for byte. The exit status is 1 if they do not.
+and both agents' weights must equal an unbroken run's, byte for byte. If they differ, the exit status is 1.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def size(run: Path) -> int:
 
 
 def kill_after(process: psutil.Popen, run: Path, seconds: float) -> bool:
-    """Kills a run's processes `seconds` after it records an iteration. Returns whether it was still running."""
+    """Kills a run's processes `seconds` after it records an iteration. Returns False if the run had already ended."""
     before = size(run)
     while size(run) <= before and process.poll() is None:
         before = min(before, size(run))  # a resumed run first truncates lines to be recomputed
@@ -62,8 +62,8 @@ def kill_after(process: psutil.Popen, run: Path, seconds: float) -> bool:
 
 
 def trial(folder: Path, processes: int, kills: int, rng: random.Random) -> list[str]:
-    """Makes an unbroken run and one that is killed `kills` times. Returns the files in which they differ."""
-    iterations = 3 * kills + 5  # two or three between kills
+    """Makes an unbroken run and one that is killed `kills` times. Returns the files that differ."""
+    iterations = 3 * kills + 5  # two or three iterations between kills
     unbroken = folder / f"unbroken-{processes}"
     if start(unbroken, processes, iterations).wait() != 0:
         raise SystemExit(f"the unbroken run failed: {unbroken}.log")

@@ -1,14 +1,14 @@
-"""Plants faults in the package one by one, and reports which test finds each.
+"""Plants faults in the package, one at a time, and reports which test finds each.
 
     python benchmarks/mutations.py --list                    # the faults, and the tests nearest to each
     python benchmarks/mutations.py --only gae_without_gamma  # one of them
-    python benchmarks/mutations.py --out mutations.jsonl     # faults without a line in this file
+    python benchmarks/mutations.py --out mutations.jsonl     # only faults without a line in this file
     python benchmarks/mutations.py --folder-only             # without the whole suite
 
 The faults are mistakes that a person could make: an off-by-one, a swapped argument, a wrong axis,
-a dropped mask. Each is planted in a clone of the last commit. The tests nearest to it run first. If
-they pass, the whole suite runs, without the slow tests, as in `make test`. The test that finds a
-fault must pass without it. The exit status is 1 if a fault survives.
+a dropped mask. Each is planted in a clone of the last commit. The tests nearest to the fault run
+first. If they pass, the whole suite runs, without the slow tests, as in `make test`. The test that
+finds a fault must pass without the fault. The exit status is 1 if a fault survives.
 """
 
 import argparse
@@ -28,14 +28,14 @@ TIME_LIMIT = 3600  # seconds per test run; a fault may cause an endless loop
 
 
 class Fault(NamedTuple):
-    """A fault.
+    """A fault, planted by replacing a text in a file.
 
     Args:
         name: the fault's name.
-        file: the file in which the fault is planted.
-        before: a text that occurs once in the file.
-        after: the text that replaces it.
-        tests: the nearest test files, then folders.
+        file: the file's path in the repository.
+        before: the text to replace, which occurs once in the file.
+        after: the new text.
+        tests: the test files nearest to the fault, then folders.
     """
 
     name: str
@@ -255,12 +255,12 @@ class Ended(NamedTuple):
 
 
 def run_tests(clone: Path, paths: list[str], ignored: list[str] | None = None) -> Ended:
-    """Runs the clone's tests until one fails, except ignored ones."""
+    """Runs tests of the clone, except ignored ones, until one fails."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += [f"--basetemp={clone.parent / 'pytest'}", *paths]
     command += [f"--ignore={path}" for path in ignored or []]
-    # PYTHONPATH makes programs that tests start elsewhere import the clone, too. Python identifies a
-    # cached file by its size and the second it was written, so no bytecode is cached.
+    # With PYTHONPATH, programs that tests start elsewhere import the clone, too. No bytecode is cached, as
+    # Python notices a change only by a file's size and the second of its modification.
     environment = os.environ | {"PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     log = clone.parent / "pytest.log"
@@ -290,7 +290,7 @@ def find(clone: Path, fault: Fault, near: bool, suite: bool) -> Ended:
             f"{fault.name}: expected {fault.before!r} once in {fault.file}, got it {count} times"
         )
     paths = [path for path in dict.fromkeys(fault.tests.split()) if (clone / path).exists()]
-    # Files and folders run in separate commands; in one, pytest would order them by folder.
+    # Files and folders run in separate commands; in a single one, pytest would order them by folder.
     files = [path for path in paths if path.endswith(".py")]
     folders = [path for path in paths if path not in files]
     steps = [files, folders] if near else []
@@ -326,7 +326,7 @@ def main() -> None:
     by_name = {fault.name: fault for fault in FAULTS}
     unknown = [name for name in options.only or [] if name not in by_name]
     if unknown:
-        parser.error(f"--only: expected names of --list, got {unknown}")
+        parser.error(f"--only: expected names from --list, got {unknown}")
     faults = [by_name[name] for name in options.only or by_name]
     if options.list:
         for fault in faults:

@@ -1,4 +1,4 @@
-"""Models and tasks of given sizes for benchmarks. Weights are random; a word is one token, so lengths are exact."""
+"""Makes models and tasks of given sizes. Weights are random; each word is one token, so lengths are exact."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass
 class Shape:
-    """Sizes of one CORY iteration. `query` is the range of queries' lengths in tokens."""
+    """Sizes of one CORY iteration. `query` is the shortest and longest length of a query in tokens."""
 
     layers: int
     width: int
@@ -27,7 +27,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """The number of attention heads, each of width 64 as in GPT-2 if the model's width allows."""
+        """The number of attention heads. Heads have width 64, as in GPT-2, if 64 divides the model's width."""
         return self.width // 64 if self.width % 64 == 0 else 4
 
 
@@ -56,7 +56,7 @@ SHAPES = {
     },
     # The small pair on which the authors' code took 42 s per iteration.
     "small_pair": Shape(4, 256, 8192, 64, (5, 5), 14, 9, 2, 256),
-    # IMDB's toy setting.
+    # The toy version of IMDB.
     "imdb_tiny": Shape(3, 112, 862, 64, (2, 8), 15, 10, 2, 64, kl_penalty="kl"),
 }
 
@@ -76,7 +76,7 @@ def policy_config(shape: Shape) -> Any:
     """Returns the configuration of a GPT-2 or Llama of these sizes, without an end token.
 
     Llama's other proportions follow Qwen2.5-0.5B, which is a Llama except for three biases per layer. The model type
-    is not Qwen2, as transformers would rebuild its tokenizer, and not with whole words.
+    is not Qwen2: for that type, transformers would rebuild the tokenizer, which would then split words.
     """
     from transformers import GPT2Config, LlamaConfig
 
@@ -102,7 +102,7 @@ def policy_config(shape: Shape) -> Any:
 
 
 def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
-    """Saves a random policy and a random DistilBERT classifier if they are missing, and returns their folders."""
+    """Saves a random policy and a random DistilBERT classifier, unless they exist, and returns their folders."""
     folders = (str(folder / "policy"), str(folder / "reward_model"))
     if (folder / "complete").exists():
         return folders

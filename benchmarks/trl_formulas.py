@@ -3,16 +3,16 @@
     python benchmarks/trl_formulas.py --with trl FILE    # in an environment with trl 1.16: writes FILE
     python benchmarks/trl_formulas.py --with cory FILE   # in the project's environment: reads FILE
 
-The first command uses `trl.GRPOTrainer` and `trl.RLOOTrainer`. Fixed responses replace generation; everything after it
-is TRL's unchanged code. The second command computes the same with `cory.learners.group`, and fails if a number differs
-by more than 1e-6. tests/learners/trl_1_16_0.safetensors is a file of the first command.
+The first command uses `trl.GRPOTrainer` and `trl.RLOOTrainer`. Fixed responses replace generation; everything after
+generation is TRL's unchanged code. The second command computes the same with `cory.learners.group`, and fails if a
+number differs by more than 1e-6. The first command wrote tests/learners/trl_1_16_0.safetensors.
 
 The batch has 3 queries with 4 responses each, of 1 to 9 tokens; every third response lacks an end token. The policy is
-a small GPT-2. Its trained weights differ from the weights that sampled, so that ratios are clipped, and from the
+a small GPT-2. Its trained weights differ from the sampling weights, so that ratios are clipped, and from the
 reference's weights.
 
-TRL computes in float64, except for rewards, here multiples of 1/16, and log-probabilities, which are float32. All
-queries have the same number of tokens: TRL passes no position ids to GPT-2, so left padding would shift its positions.
+TRL computes in float64, except that rewards (here multiples of 1/16) and log-probabilities are float32. All queries
+have the same number of tokens: TRL passes no position ids to GPT-2, so left padding would shift its positions.
 """
 
 import argparse
@@ -45,9 +45,9 @@ class Case:
         loss, scale: GRPO's `loss_type` and `scale_rewards`.
         kl_ratio: whether the k3 term is multiplied by the probability ratio, GRPO's `use_bias_correction_kl`.
         low, high: the clip range below and above 1, GRPO's `epsilon` and `epsilon_high`; `high` defaults to `low`.
-        level: the level of the probability ratio, GRPO's `importance_sampling_level`.
+        level: whether a `token` or a `sequence` has a probability ratio, GRPO's `importance_sampling_level`.
         needs_end: whether responses without an end token are left out, GRPO's `mask_truncated_completions`.
-        correction, cap: settings for samples of an engine, GRPO's `vllm_importance_sampling_mode` and its `clip_max`.
+        correction, cap: settings for samples from an engine, GRPO's `vllm_importance_sampling_mode` and its `clip_max`.
     """
 
     algorithm: str | None
@@ -104,7 +104,7 @@ def make_policy() -> Any:
 
 def make_inputs() -> dict[str, Any]:
     """Makes the inputs: weights (`old/NAME`, `new/NAME`, `reference/NAME`), `queries`, `responses` padded with -1,
-    `rewards`, and an engine's `logprobs` of the responses' tokens.
+    `rewards`, and an engine's `logprobs` for the response tokens.
     """
     import torch
 
@@ -139,7 +139,7 @@ def make_inputs() -> dict[str, Any]:
 
 
 def load_weights(model: Any, inputs: dict[str, Any], which: str) -> None:
-    """Copies the weights `which` into the model, in the model's precision."""
+    """Copies one set of weights (`which`: old, new or reference) into the model, in the model's precision."""
     import torch
 
     with torch.no_grad():
@@ -160,7 +160,7 @@ def engine_logprobs(inputs: dict[str, Any]) -> list[list[float]]:
 
 
 def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Computes `advantages` (batch,), `loss` (), and gradients `gradient/NAME` with TRL."""
+    """Returns `advantages` (batch,), `loss` (), and gradients `gradient/NAME`, as computed by TRL."""
     import torch
     import trl
     from datasets import Dataset
@@ -201,7 +201,7 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
         report_to="none",
         per_device_train_batch_size=len(LENGTHS),
         num_generations=GROUP,
-        num_iterations=2,  # with one, GRPO uses the new policy as the old one
+        num_iterations=2,  # with 1, GRPO uses the new policy as the old one
         max_completion_length=LONGEST,
         beta=case.beta,
         **(grpo_settings if case.trainer == "grpo" else {}),
@@ -217,7 +217,7 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
         processing_class=word_tokenizer(VOCABULARY),
     )
     trainer.use_vllm = case.correction is not None  # set late: the constructor would start vLLM
-    trainer.current_gradient_accumulation_steps = 1  # otherwise set by `train()`
+    trainer.current_gradient_accumulation_steps = 1  # `train()` would set it
     trainer.model.train()
     load_weights(trainer.model, inputs, "old")
     batch = trainer._generate_and_score_completions([{"prompt": ""}] * len(LENGTHS))
@@ -229,7 +229,7 @@ def trl_results(case: Case, inputs: dict[str, Any], folder: Path) -> dict[str, A
 
 
 def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
-    """Computes the same with `cory.learners.group.GroupLearner`."""
+    """Returns the same as `trl_results`, as computed by `cory.learners.group.GroupLearner`."""
     import torch
 
     from benchmarks.shapes import word_tokenizer
@@ -288,7 +288,7 @@ def cory_results(case: Case, inputs: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_reference(path: Path) -> None:
-    """Computes all cases with TRL and saves them with the inputs; the file's metadata has settings and versions."""
+    """Computes all cases with TRL and saves inputs and results. The file's metadata has settings and versions."""
     import torch
     import transformers
     import trl
@@ -307,7 +307,7 @@ def write_reference(path: Path) -> None:
 
 
 def compare(path: Path) -> float:
-    """Prints each case's largest differences in advantages, loss and gradient; returns the largest of all."""
+    """Prints each case's largest differences in advantages, loss and gradient; returns the overall maximum."""
     from safetensors import safe_open
 
     with safe_open(path, "pt") as file:

@@ -1,14 +1,15 @@
-"""Times GRPO at GSM8K's shape: ours, which encodes a group's prompt once, and TRL 1.x.
+"""Times GRPO at GSM8K's sizes: cory, which encodes a group's shared prompt once, and TRL 1.x.
 
     python benchmarks/trl_grpo.py --trl-python ENV/bin/python --group 4 --out results/speed
 
 ENV is an environment with TRL 1.x, made for instance by `pip install torch==2.13.0 trl==1.16.0`.
-The shapes `gsm8k_grpo_*` of benchmarks/shapes.py train one agent, to compare single trainers.
+The shapes `gsm8k_grpo_*` of benchmarks/shapes.py train one agent, to compare single trainers. The
+implementations, called ways, are:
 
-* ours: see benchmarks/ways.py.
-* ours_plain: ours, but training encodes the prompt with each response. Sampling encodes it once.
+* ours: `CoryTrainer`.
+* ours_plain: ours, but training encodes the prompt with each response. Sampling still encodes it once.
 * trl: `trl.GRPOTrainer`.
-* trl_default: the same with gradient checkpointing, TRL's default.
+* trl_default: trl with gradient checkpointing, TRL's default.
 
 All ways have the same random weights, prompts in the same order, and reward model. Responses have
 exactly 60 tokens. Each iteration is one optimizer step on the whole batch, with a reference model,
@@ -21,10 +22,10 @@ The ways differ as follows:
   library's memory settings.
 * ours computes GPT-2's GELU in one kernel; TRL uses transformers' implementation.
 
-Each way runs in its own process, which waits for its turn. A turn is an iteration. Each round starts
-with another way; the first round warms up. Memory is a process's largest resident size in all
-rounds, minus its size before it loads the models. By then it has imported its libraries and run an
-iteration of a minimal shape.
+Each way runs in its own process. The processes take turns, one iteration each. Each round starts with
+the next way; the first round warms up. Memory is a process's largest resident size in all rounds,
+minus its size before it loads the models. At that time, the process has already imported its
+libraries and run an iteration of a tiny shape.
 """
 
 import argparse
@@ -52,7 +53,7 @@ from benchmarks.shapes import SHAPES, Shape, make_models  # noqa: E402
 from benchmarks.ways import Bench  # noqa: E402
 
 WAYS = ("ours", "ours_plain", "trl", "trl_default")
-# Its iteration loads the libraries that a way needs.
+# A tiny shape, whose iteration loads the libraries that a way needs.
 SMALL = Shape(
     layers=1,
     width=64,
@@ -69,12 +70,12 @@ SMALL = Shape(
     algorithm="grpo",
     group=2,
 )
-Seconds = dict[str, float]  # generate, total
+Seconds = dict[str, float]  # keys: generate, total
 
 
 @dataclass
 class TrlJob:
-    """A training with TRL.
+    """The settings of a training run with TRL.
 
     Args:
         policy, reward_model: the models' folders.
@@ -93,7 +94,7 @@ class TrlJob:
 
 
 def same_job(bench: Bench, iterations: int) -> TrlJob:
-    """Returns the iterations of `bench` as a job for TRL."""
+    """Returns a TRL job with the same iterations as `bench`."""
     shape = bench.shape
     ppo = bench.config.ppo
     queries = shape.batch // shape.group
@@ -133,7 +134,7 @@ def run_trl(
         return logits[:, 1].tolist()
 
     class Clock(TrainerCallback):
-        """Times each optimizer step; an iteration has a single one."""
+        """Times each optimizer step, which is a whole iteration."""
 
         started = 0.0
         generate = 0.0  # seconds of this iteration
@@ -211,7 +212,7 @@ def run_bench(
 
 
 def warm_up(way: str) -> None:
-    """Runs one iteration of a minimal shape."""
+    """Runs one iteration of a tiny shape."""
 
     def nothing(*_: Any) -> None: ...
 
@@ -227,9 +228,10 @@ def warm_up(way: str) -> None:
 
 
 def work(way: str) -> None:
-    """Runs a worker, which reads the work, then a line per turn, and answers each turn with its seconds.
+    """Runs one way as a worker process, which talks to the benchmark by lines of JSON.
 
-    The last answer has the process's memory and the versions of its libraries.
+    It reads its shape and job, then a line per turn, and answers each turn with the iteration's seconds. The last
+    answer has the process's memory and the versions of its libraries.
     """
     shape_sizes, job_settings = json.loads(sys.stdin.readline())
     shape = Shape(**shape_sizes)
@@ -259,7 +261,7 @@ def work(way: str) -> None:
 
 
 class Worker:
-    """A way in its own process."""
+    """Runs a way in its own process."""
 
     def __init__(self, way: str, python: str, shape: Shape, job: TrlJob, log: Path) -> None:
         self.log = log
@@ -279,7 +281,7 @@ class Worker:
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
-        """Returns the next answer. Raises a SystemExit with the process's log if the process has ended."""
+        """Returns the next answer. Raises SystemExit with the process's log if the process has ended."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:
@@ -290,7 +292,7 @@ class Worker:
 def measure(
     ways: list[str], shape: Shape, repeats: int, trl_python: str
 ) -> dict[str, dict[str, Any]]:
-    """Measures each way: `runs`, the seconds of each iteration; `memory` in MiB; `versions`."""
+    """Returns each way's `runs` (seconds by iteration), `memory` in MiB, and the libraries' `versions`."""
     results: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         job = same_job(Bench(shape, Path(folder), "cpu", "fp32"), repeats + 1)
@@ -349,7 +351,7 @@ def main() -> None:
         "--ways", default=",".join(WAYS), help="ways to measure, separated by commas"
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="folder for trl_grpo_G.md and trl_grpo_G.json")
+    parser.add_argument("--out", type=Path, help="folder for trl_grpo_G.json")
     parser.add_argument("--worker", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:

@@ -1,9 +1,9 @@
-"""Ways to compute one CORY iteration, timed side by side: ours, stock TRL, and examples/minimal.py.
+"""Implementations of one CORY iteration, called ways, to be timed side by side.
 
 * ours: `CoryTrainer`.
-* stock: a trl.PPOTrainer 0.11.4 for each agent, with the same settings. Its `generate` runs in batches of 4 (the
-  default) or all at once; roles are exchanged by pointer.
-* minimal: plain torch and transformers.
+* stock: a trl.PPOTrainer 0.11.4 for each agent, with the same settings. It generates in batches of 4, TRL's default;
+  stock_all generates in a single batch.
+* minimal: examples/minimal.py, which uses plain torch and transformers.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ Seconds = dict[str, float]
 
 
 class Clock:
-    """Measures seconds by phase, including queued work of the device."""
+    """Measures seconds by phase, including work queued on the device."""
 
     def __init__(self) -> None:
         self.seconds: Seconds = dict.fromkeys(PHASES, 0.0)
@@ -39,10 +39,10 @@ class Clock:
 
 
 def memory_as(name: str) -> None:
-    """Sets the C library's memory settings for a way: a process has one set, and cory's would speed up stock TRL.
+    """Sets the C library's memory settings for a way. They hold for the whole process, and cory's would speed up TRL.
 
-    ours and minimal use cory's settings. stock uses the settings that glibc itself arrives at in such a process: arrays
-    above 32 MiB get their own pages, which return to the system when the arrays are freed.
+    ours and minimal use cory's settings. stock uses the settings at which glibc itself arrives in such a process:
+    arrays above 32 MiB get their own pages. These return to the system when the arrays are freed.
     """
     import torch
 
@@ -60,9 +60,9 @@ def memory_as(name: str) -> None:
 
 
 class Bench:
-    """The models and data of a shape, from which ways are made.
+    """Makes the ways for a shape, with its models and data.
 
-    A way is a function that runs an iteration, given its index, and returns its seconds by phase.
+    A way is a function that runs the iteration with a given index and returns its seconds by phase.
     """
 
     def __init__(self, shape: Shape, folder: Path, device: str, precision: str) -> None:
@@ -117,7 +117,7 @@ class Bench:
             return wrapped.to(self.device)
 
         def load() -> Any:
-            return AutoModelForCausalLM.from_pretrained(self.policy)  # like a user of TRL
+            return AutoModelForCausalLM.from_pretrained(self.policy)  # as a user of TRL would
 
         reference, tokenizer = with_value_head(load()).requires_grad_(False), self.load()[1]
         trainers = []
@@ -218,7 +218,7 @@ class Bench:
         return iteration
 
     def prompts(self, role: int, queries: list[str], texts: list[list[str]]) -> list[str]:
-        """Returns a role's prompts. `texts`: the responses of each earlier role."""
+        """Returns a role's prompts. `texts` has the responses of each earlier role."""
         return [
             self.task.prompts.render(
                 role, {"prompt": query}, [rows[row] for rows in texts] if role else None

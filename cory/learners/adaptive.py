@@ -1,4 +1,4 @@
-"""A learner's state beside weights and optimizer: the KL coefficient and the reward moments."""
+"""The KL coefficient and the running reward moments: a learner's state apart from weights and optimizer."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class RewardMoments:
 
         delta = mean - self.mean
         total_count = self.count + count
-        # The old rewards' sum of squares, about the new mean.
+        # The old sum of squared deviations, plus the correction for the shift between the means.
         old_sum = self.var * self.count + delta**2 * self.count * count / total_count
         new_var = (old_sum + var * count) / total_count
 

@@ -1,9 +1,9 @@
-"""The algorithms without a value head, with their papers' formulas.
+"""The algorithms without a value head (REINFORCE, RLOO, GRPO and its variants), with their papers' formulas.
 
-Each defines advantages and the loss of a response; some also weight the responses. The responses o_1 ... o_G to one
-query are a group, with training rewards r_1 ... r_G. Tensors are (rows, R) unless stated, where R is the longest
-response in tokens. `GroupLearner` takes the expectation over queries and the mean over a group as one mean over
-responses.
+Each algorithm defines advantages and a loss per response; DAPO also weights the responses. The responses o_1 ... o_G
+to one query form a group, with training rewards r_1 ... r_G. Where a paper takes the expectation over queries and the
+mean over a group, `GroupLearner` averages over all responses. Tensors are (rows, R) unless stated, where R is the
+length of the longest response in tokens.
 """
 
 from abc import ABC, abstractmethod
@@ -19,13 +19,13 @@ STD_EPSILON = 1e-4  # added to a group's standard deviation, as in TRL
 
 
 class ResponseTokens(NamedTuple):
-    """The inputs of a loss for some rows.
+    """The loss's inputs for some rows of a batch.
 
     Args:
         logprobs: log-probabilities under the policy being trained.
-        old_logprobs: log-probabilities under the policy that sampled.
+        old_logprobs: log-probabilities under the policy that sampled the responses.
         ref_logprobs: log-probabilities under the reference.
-        advantages: advantages, equal along a row (with an engine, times its weights).
+        advantages: the response's advantage at each token, times the importance weight if an engine sampled.
         mask: 1 at response tokens.
     """
 
@@ -42,7 +42,7 @@ class ResponseTokens(NamedTuple):
 
 
 class ResponseLosses(NamedTuple):
-    """Losses (rows,) of the responses, their probability ratios, and whether these were clipped.
+    """Each response's loss (rows,), its probability ratios, and whether they were clipped.
 
     `ratio` and `is_clipped` are (rows, R), or (rows, 1) if a response has a single ratio.
     """
@@ -53,9 +53,9 @@ class ResponseLosses(NamedTuple):
 
 
 class GroupAlgorithm(ABC):
-    """One algorithm; `config` gives clip range and length limit."""
+    """Base class of the algorithms; `config` gives the clip range and the length limit."""
 
-    kl_in_reward = False  # else the KL to the reference is a term of each token's loss
+    kl_in_reward = False  # if false, each token's loss includes the KL to the reference
 
     def __init__(self, config: Config) -> None:
         self.cliprange = config.ppo.cliprange
@@ -76,17 +76,17 @@ class GroupAlgorithm(ABC):
 
         Args:
             weights: weights (rows,), mean 1, that give every rollout the same total weight.
-            lengths: lengths (rows,) of the update's responses in this process, in tokens.
+            lengths: number of tokens (rows,) in each of this process's responses.
             finished: whether each response (rows,) ended before its length limit.
         """
         return weights
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
-        """`-min(ratio * A, clip(ratio) * A)`, and where the second term is smaller."""
+        """`-min(ratio * A, clip(ratio) * A)`, and where the clipped term is the smaller one."""
         return clipped_losses(ratio, advantages, self.cliprange, self.cliprange_high)
 
     def token_losses(self, tokens: ResponseTokens, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns each token's clipped loss with its KL (0 at padding), its ratio, and whether that was clipped."""
+        """Returns each token's loss (clipped term plus KL, 0 at padding), its ratio, and whether that was clipped."""
         ratio = tokens.log_ratios.exp()
         losses, is_clipped = self.clipped(ratio, tokens.advantages)
         if kl_coef:
@@ -97,15 +97,18 @@ class GroupAlgorithm(ABC):
 def token_kl(tokens: ResponseTokens, ratio: Tensor, kl_coef: float) -> Tensor:
     """The KL to the reference as a term of each token's loss: `eta * ratio * k3`.
 
-    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The ratio carries gradient, too: the gradient of k3
-    alone differs from the KL's even at a ratio of 1.
+    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The ratio carries gradient, too. Without it, the
+    gradient would differ from the KL's even where the ratio is 1.
     """
     gap = (tokens.ref_logprobs - tokens.logprobs) * tokens.mask
     return kl_coef * ratio * (gap.exp() - gap - 1)
 
 
 class RLOO(GroupAlgorithm):
-    """Ahmadian et al., 2024 (arXiv 2402.14740): the baseline is the other responses' mean; a response is one action."""
+    """Ahmadian et al., 2024 (arXiv 2402.14740): the baseline is the mean reward of the group's other responses.
+
+    A response counts as one action.
+    """
 
     kl_in_reward = True
 
@@ -117,26 +120,29 @@ class RLOO(GroupAlgorithm):
 
     def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
         """`min(w A, clip(w) A)` with `w = prod_t pi / pi_old`; at `w = 1` the gradient is the paper's."""
-        # Clamped far above any clip range: a long response's ratio could exceed float32.
+        # A long response's ratio could overflow float32. The limit is far above any clip range.
         ratio = tokens.log_ratios.sum(1, keepdim=True).clamp(max=20.0).exp()
         losses, is_clipped = self.clipped(ratio, tokens.advantages[:, :1])
         return ResponseLosses(losses[:, 0], ratio, is_clipped)
 
 
 class REINFORCE(RLOO):
-    """Williams, 1992: RLOO's loss with the role's batch mean as baseline, so one response per query is enough."""
+    """Williams, 1992: RLOO's loss, with the mean reward of the role's batch as baseline.
+
+    One response per query is enough.
+    """
 
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
-        """`r - mean(r)`, over the batch of all processes."""
-        if rewards.shape[1] > 1:  # branches: observers of the same response form a group
+        """`r - mean(r)`, where the mean covers all processes' responses."""
+        if rewards.shape[1] > 1:  # with branches, the observers of one response form a group
             return RLOO.advantages(rewards)
         total = distributed.all_reduce_sum(rewards[:, 0].sum(0, keepdim=True))
         return rewards - total / distributed.world_size() / len(rewards)
 
 
 class GRPO(GroupAlgorithm):
-    """Shao et al., 2024 (arXiv 2402.03300), Eq. 3, with rewards of whole responses (Section 4.1.2)."""
+    """Shao et al., 2024 (arXiv 2402.03300), Eq. 3, with one reward per response (Section 4.1.2)."""
 
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
@@ -151,7 +157,7 @@ class GRPO(GroupAlgorithm):
 
 
 class DrGRPO(GroupAlgorithm):
-    """Liu et al., 2025 (arXiv 2503.20783): GRPO without its divisions by length and standard deviation."""
+    """Liu et al., 2025 (arXiv 2503.20783): GRPO without dividing by a response's length or the standard deviation."""
 
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
@@ -165,7 +171,7 @@ class DrGRPO(GroupAlgorithm):
 
 
 class DAPO(GroupAlgorithm):
-    """Yu et al., 2025 (arXiv 2503.14476), Eq. 8: GRPO's advantages, with equal weight for each token of the batch.
+    """Yu et al., 2025 (arXiv 2503.14476), Eq. 8: GRPO's advantages, with equal weight on every token of the batch.
 
     Responses cut at their length limit are left out of the loss (Section 3.4, overlong filtering).
     """
@@ -173,7 +179,7 @@ class DAPO(GroupAlgorithm):
     advantages = staticmethod(GRPO.advantages)  # Eq. 9
 
     def losses(self, tokens: ResponseTokens, kl_coef: float) -> ResponseLosses:
-        """Eq. 8: `sum_t (...)` as in GRPO, with `cliprange_high` above 1."""
+        """Eq. 8: `sum_t (...)` as in GRPO, with the ratio clipped at `1 + cliprange_high`."""
         losses, ratio, is_clipped = self.token_losses(tokens, kl_coef)
         return ResponseLosses(losses.sum(1), ratio, is_clipped)
 
@@ -186,7 +192,7 @@ class DAPO(GroupAlgorithm):
 class GSPO(GroupAlgorithm):
     """Zheng et al., 2025 (arXiv 2507.18071), Eq. 5: one clipped ratio per response, and GRPO's advantages.
 
-    The paper has no KL; this implementation adds GRPO's, with each token's own ratio.
+    The paper has no KL. This implementation adds GRPO's KL, with each token's ratio.
     """
 
     advantages = staticmethod(GRPO.advantages)  # Eq. 6
@@ -216,13 +222,13 @@ GROUP_ALGORITHMS: dict[AlgorithmName, type[GroupAlgorithm]] = {
 def group_advantages(
     rewards: Tensor, algorithm: AlgorithmName, group_size: int, branches: int = 1
 ) -> Tensor:
-    """Returns each response's advantage from the rewards of its role alone.
+    """Returns each response's advantage, computed from its role's rewards only.
 
     Args:
         rewards: training rewards (rows,), one group after the other.
-        algorithm: its name in `GROUP_ALGORITHMS`.
-        group_size: chains per query, which form a group; REINFORCE compares the whole batch.
-        branches: number of observers of each pioneer's response; if above 1, these form a group instead.
+        algorithm: a name in `GROUP_ALGORITHMS`.
+        group_size: number of responses to a query, which form a group. REINFORCE compares the whole batch instead.
+        branches: number of observers of each pioneer's response. If above 1, these observers form the group.
 
     >>> group_advantages(Tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
     [-2.0, 2.0, 0.0, 0.0]
@@ -235,7 +241,7 @@ def group_advantages(
 
 
 def share_of_equal_groups(rewards: Tensor, group_size: int) -> float:
-    """Returns the share of groups with equal rewards, over all processes.
+    """Returns the share of groups whose rewards are all equal, over all processes.
 
     >>> share_of_equal_groups(Tensor([1.0, 3.0, 5.0, 5.0]), 2)
     0.5

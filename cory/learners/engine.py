@@ -1,4 +1,4 @@
-"""Samples drawn by an engine: the gap between its probabilities and the policy's, and weights that correct for it."""
+"""Compares an inference engine's log-probabilities with the policy's, and gives importance weights for the loss."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -12,17 +12,17 @@ from cory.parallel import distributed
 from cory.parallel.devices import to_device
 from cory.rollout import Rollout
 
-MAX_DIFFERENCE = 0.5  # nats per token; a larger gap means that the engine has other weights
+MAX_DIFFERENCE = 0.5  # nats per token; a larger difference means that the engine has other weights
 
 
 class EngineSamples(NamedTuple):
-    """Comparison of an engine's samples with the policy, over all processes.
+    """Comparison of an engine's samples with the policy. The three numbers cover all processes.
 
     Args:
-        weights: factors on the advantages, (rows, R), or (rows, 1) for whole responses.
+        weights: importance weights that multiply the advantages: (rows, R) by token, or (rows, 1) by response.
         difference: mean of `abs(log pi - log pi_engine)` over the response tokens.
         ratio: mean of the weights.
-        capped: share of ratios above the cap.
+        capped: share of importance ratios above the cap.
     """
 
     weights: Tensor
@@ -36,7 +36,7 @@ def compare_samples(
 ) -> EngineSamples:
     """Compares the engine's log-probabilities with the policy's, `logprobs` (rows, R).
 
-    Raises a UserError if the gap is so large that the engine must have sampled from other weights.
+    Raises a UserError if the difference is so large that the engine must have sampled from other weights.
     """
     sampled = [values for rollout in rollouts for values in rollout.logprobs]
     engine_logprobs = torch.zeros(logprobs.shape)
@@ -48,8 +48,8 @@ def compare_samples(
     if not difference <= MAX_DIFFERENCE:
         raise UserError(
             "sampling.engine: expected responses sampled with the agent's weights, got log-probabilities that differ "
-            f"by {difference:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must serve the model `model.name`, "
-            "and only this run."
+            f"by {difference:.2f} nats a token (limit {MAX_DIFFERENCE}). The server must hold the model `model.name` "
+            "and serve no other run."
         )
     weights, is_capped = importance_weights(
         gaps, sampling.engine_correction, sampling.engine_correction_cap
@@ -65,8 +65,8 @@ def importance_weights(
 ) -> tuple[Tensor, Tensor]:
     """Returns the ratio `pi / pi_engine` per token or response, and whether it exceeds the cap.
 
-    Ratios above the cap are truncated to it (TIS) or set to 0 (MIS). The names and the default, `sequence_mask` with
-    cap 3, follow TRL's `vllm_importance_sampling_mode`.
+    Ratios above the cap are set to the cap (`*_truncate`) or to 0 (`*_mask`). The names and the default,
+    `sequence_mask` with cap 3, follow TRL's `vllm_importance_sampling_mode`.
 
     Args:
         gaps: `log pi - log pi_engine` of each token (rows, R), 0 at padding.

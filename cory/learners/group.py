@@ -1,8 +1,8 @@
 """REINFORCE, RLOO, GRPO and its variants: learning from comparisons between responses, without a value head.
 
-`group_size` chains answer each query. A role's baseline is computed from the chains' rewards in that role, so every
-role has its own baseline, whatever the length of the chain. With one agent, this is the ordinary algorithm. If chains
-branch, an observer's baseline is computed from the observers of the same response.
+`group_size` chains answer each query, with one response per role. Each role has its own baseline, computed from the
+chains' rewards in that role. With one agent, this is the ordinary algorithm. With branches, several observers answer
+the same response, and their baseline is computed from their rewards.
 """
 
 from collections.abc import Sequence
@@ -46,7 +46,7 @@ class GroupLearner(Learner):
         config: Config,
         device: torch.device,
     ) -> None:
-        # By default it would move the policy to the process's device; agents may use other devices.
+        # By default, accelerate would move the policy to the process's device; agents may use other devices.
         accelerator = Accelerator(device_placement=False)
         optimizer = make_optimizer(wrapped, config.ppo.learning_rate)
         model, optimizer = accelerator.prepare(wrapped, optimizer)
@@ -78,7 +78,7 @@ class GroupLearner(Learner):
         """Returns one advantage per response, repeated at all its tokens."""
         sizes = [len(rollout.completions) for rollout in rollouts]
         chains = self.config.chains_per_query
-        # Observers of the same response form a group. A pioneer has fewer rows and no branches.
+        # With branches, the observers of one response form a group. The pioneer has fewer rows than `batch_size`.
         branches = [self.config.branches if size == self.batch_size else 1 for size in sizes]
         groups = [count if count > 1 else chains for count in branches]
         shares = [
@@ -86,7 +86,7 @@ class GroupLearner(Learner):
             for role_rewards, group in zip(rewards.split(sizes), groups, strict=True)
         ]
         if self.algorithm.kl_in_reward:
-            log_ratios = (old.logprobs - old.ref_logprobs) * mask  # k1, sampled
+            log_ratios = (old.logprobs - old.ref_logprobs) * mask  # k1, an estimate of the KL
             rewards = rewards - (self.kl_controller.value * log_ratios).sum(1)
         advantages = [
             group_advantages(role_rewards, self.config.algorithm, chains, count)

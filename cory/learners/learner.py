@@ -1,13 +1,12 @@
 """The base class of all learners: one update of one agent on its rollouts.
 
-`Learner.update` is the algorithm; its steps follow it in this file, in order.
+`Learner.update` is the algorithm. The methods that it calls follow it in order.
 
-* Logits, KL and entropy are computed only at response positions (`cory/models/window.py`). The loss masks the padding
-  of this window.
+* Logits, KL and entropy are computed only at response positions (`cory/models/window.py`); the loss masks padding.
 * The number of rows per pass is chosen to fit in memory, separately for passes with and without gradient
   (`memory.py`).
-* Dropout is off in every pass, so the first epoch's probability ratio is 1. In bf16 it is close to 1: the rounding of
-  a row's logits depends on the other rows in the pass.
+* Dropout is off in every pass, so the first epoch's probability ratio is 1. In bf16 the ratio is only close to 1,
+  because the rounding of a row's logits depends on the other rows in the pass.
 """
 
 import copy
@@ -61,16 +60,16 @@ class Learner(ABC):
     defines advantages and loss.
 
     Args:
-        model: the policy in its wrapper on its device, prepared by the accelerator.
+        model: the policy on its device, in the subclass's `wrapper`, prepared by the accelerator.
         optimizer: the optimizer of the model's trained parameters, prepared by the accelerator.
         accelerator: exchanges gradients between processes. It moves no models or tensors, because an agent's device
             can differ from the process's.
         kl_controller: updates the KL coefficient; for PPO it is the TRL trainer's own controller.
-        reference: pi_0 in its wrapper on the same device, frozen; several learners may share it.
-            None: the policy with its adapters off.
+        reference: the frozen pi_0, wrapped like the policy and on the same device; several learners may share it.
+            If None, the reference is the policy with its adapters off.
         tokenizer: the policy's tokenizer.
-        config: the run's settings. Its batch sizes are totals over all processes; the learner's attributes are per
-            process.
+        config: the run's settings. Its batch sizes are totals over all processes; the attributes `batch_size` and
+            `mini_batch_size` are per process.
         device: where the agent computes.
     """
 
@@ -86,7 +85,7 @@ class Learner(ABC):
         device: torch.device,
     ) -> None:
         self.model = model
-        # The causal language model inside.
+        # The causal language model inside the wrapper.
         self.policy: LanguageModel = accelerator.unwrap_model(model).pretrained_model
         self.reference = reference
         self.optimizer = optimizer
@@ -113,10 +112,10 @@ class Learner(ABC):
         """Returns advantages, and any other targets of the loss, from all rollouts' training rewards.
 
         Args:
-            old: the rows under the policy that sampled them.
+            old: outputs of the policy that sampled the rows.
             rewards: training rewards (batch,), after scaling.
             mask: (batch, R), 1 at response tokens.
-            rollouts: the rollouts that the rows come from, one after the other.
+            rollouts: the agent's rollouts, whose rows follow one another in the batch.
         """
 
     @abstractmethod
@@ -127,12 +126,12 @@ class Learner(ABC):
         rows: Experience,
         sizes: BatchSizes,
     ) -> LossTerms:
-        """Returns the loss and its statistics: these rows' contribution to the mini-batch's means.
+        """Returns the rows' contribution to the mini-batch's mean loss and its statistics.
 
         Args:
-            new: the rows under the policy being trained.
+            new: outputs of the policy being trained.
             entropies: entropies (rows, R) of `new`.
-            rows: the rows' part of the experience.
+            rows: the part of the experience that has these rows.
             sizes: numbers of tokens and responses in the mini-batch.
         """
 
@@ -147,24 +146,24 @@ class Learner(ABC):
         shuffle: np.random.Generator,
         warmth: float = 1.0,
     ) -> list[UpdateStats]:
-        """Runs one update: computes advantages, takes `ppo_epochs` passes of optimizer steps over the
-        rows, and moves the KL coefficient.
+        """Runs one update: computes advantages, trains for `ppo_epochs` epochs, and updates the KL coefficient.
 
         Args:
-            rollouts: the agent's rollouts, one per role. Each has `batch_size` rows; a pioneer's has
-                `batch_size / branches` if the chain branches.
+            rollouts: the agent's rollouts, one per role. Each has `batch_size` rows, except that a pioneer's has
+                `batch_size / branches`.
             rewards: training rewards (rows,), one tensor per rollout.
             shuffle: draws the order of the rows in each epoch.
-            warmth: factor on the learning rate, at most 1 (warmup).
+            warmth: factor on the learning rate, below 1 during warmup.
 
-        Returns statistics for each rollout. Raises a ValueError if a rollout has the wrong number of rows, and
-        NotFinite if a loss or gradient is not finite; the weights then keep their values from before that
-        optimizer step.
+        Returns statistics for each rollout.
+
+        Raises a ValueError if a rollout has the wrong number of rows. Raises NotFinite if a loss or gradient is not
+        finite, before the optimizer step that would use it.
         """
         self._check_rows(rollouts, rewards)
         self._switch_dropout_off()
 
-        # The rows under the policy that sampled them: log-probabilities, KL to the reference, values.
+        # Log-probabilities, KL to the reference and values under the policy that sampled the rows.
         batch = self._pack(rollouts)
         old = self.pass_size.retrying(self._evaluate_old, batch)
         engine = None
@@ -192,13 +191,13 @@ class Learner(ABC):
                 self._optimizer_step(step)
                 steps.append(step)
 
-        # The reward moments and the KL coefficient move only after all steps have succeeded.
+        # The reward moments and the KL coefficient change only after all steps have succeeded.
         stats = self._statistics(experience, rollouts, steps, engine)
         self.reward_moments = reward_moments
         self._update_kl_coef(stats)
         return stats
 
-    # The rows under the policy that sampled them
+    # Evaluation of the policy that sampled
 
     def _check_rows(self, rollouts: Sequence[Rollout], rewards: Sequence[Tensor]) -> None:
         for rollout, reward in zip(rollouts, rewards, strict=True):
@@ -208,15 +207,15 @@ class Learner(ABC):
                 (self.batch_size // self.config.branches,) * 3,
             ]:
                 raise ValueError(
-                    f"expected {self.batch_size} prompts, responses and rewards of a rollout (of a pioneer: "
-                    f"{self.batch_size // self.config.branches}), got {sizes}"
+                    f"rollout: expected {self.batch_size} prompts, responses and rewards "
+                    f"({self.batch_size // self.config.branches} for a pioneer), got {sizes}"
                 )
 
     def _switch_dropout_off(self) -> None:
         """Switches dropout off for all passes, as TRL does, so that the first epoch's probability ratio is 1."""
         self.model.eval()
         for layer in self.checkpointed_layers:
-            # Transformers recomputes only layers in training mode. `_checkpoint` runs the layer itself in `eval()`.
+            # Transformers recomputes only layers in training mode. `memory.py` still runs them in `eval()`.
             layer.training = True
 
     def _pack(self, rollouts: Sequence[Rollout]) -> Window:
@@ -228,10 +227,10 @@ class Learner(ABC):
     def _evaluate_old(self, batch: Window) -> OldPolicy:
         """Returns log-probabilities, values and KL to the reference under the policy that sampled the batch.
 
-        If the batch fits into one micro-batch, the forward pass is kept with its graph. The first
-        optimizer step reuses it, as it has the same weights and reads the rows in the same order.
+        If the batch fits into one micro-batch, the forward pass is kept with its graph. The first optimizer step
+        reuses the pass, as weights and row order are the same.
         """
-        # A micro-batch is at most a mini-batch, so a batch that fits into it makes one optimizer step.
+        # A micro-batch is at most a mini-batch, so a batch that fits into one takes a single step per epoch.
         fits = self.pass_size.micro_batch >= len(batch.input_ids)
         if not fits or self.ppo.gradient_accumulation_steps > 1:
             return self.compare_with_reference(batch)
@@ -252,7 +251,7 @@ class Learner(ABC):
             rows = batch.select(indices)
             policy = self.forward(rows)
             self._fill(old, indices, rows, policy, rows_at_a_time)
-            del policy  # two passes may not fit: each can hold (rows, R, vocabulary) numbers
+            del policy  # frees memory: two arrays (rows, R, vocabulary) may not fit
         return old
 
     @torch.no_grad()
@@ -266,7 +265,7 @@ class Learner(ABC):
     def _evaluation_rows(self, batch: Window) -> int:
         """Returns the number of rows in a pass without gradient.
 
-        A sharded policy uses the same number on all ranks, which must run equally many passes.
+        With a sharded policy, all ranks use the same number, as they must run equally many passes.
         """
         rows = self.pass_size.rows_without_gradient(batch)
         return sharding.least(rows) if sharding.is_sharded(self.policy) else rows
@@ -280,9 +279,9 @@ class Learner(ABC):
         policy: ForwardPass,
         rows_at_a_time: int,
     ) -> None:
-        """Writes the policy's pass over `rows`, and its KL to the reference, into `old` at `indices`.
+        """Writes the policy's outputs for `rows`, and its KL to the reference, into `old` at `indices`.
 
-        The reference reads `rows_at_a_time` rows per pass, however many the policy has read.
+        The reference takes `rows_at_a_time` rows per pass, even if the policy took more.
         """
         for chunk in rows.by_length(rows_at_a_time):
             chunk_rows = rows.select(chunk)
@@ -304,7 +303,7 @@ class Learner(ABC):
         estimate log(pi / pi_0) of the sampled token.
 
         Args:
-            rows: the rows of the policy's pass that the reference has read.
+            rows: indices of the reference's rows in the policy's pass.
         """
         width = reference.logprobs.shape[1]
         if self.ppo.kl_penalty == "kl":
@@ -325,7 +324,7 @@ class Learner(ABC):
             return self._pass(self.model, rows)
 
     def _pass(self, model: torch.nn.Module, rows: Window) -> ForwardPass:
-        """Runs a wrapped model, and computes log-probabilities from its logits.
+        """Runs a wrapped model and computes log-probabilities from its logits.
 
         The model gives logits (rows, R, vocabulary) and values (rows, R) at the response positions.
         """
@@ -338,7 +337,7 @@ class Learner(ABC):
         return ForwardPass(logprobs, values, all_logprobs)
 
     def _inputs(self, rows: Window) -> PassInputs:
-        """Returns the inputs of a pass; prompts that rows share are encoded once where that saves work."""
+        """Returns the inputs of a pass; shared prompt prefixes are encoded once if this saves work."""
         shared = share_prompts(self.policy, rows)
         if shared is not None:
             return shared
@@ -360,7 +359,7 @@ class Learner(ABC):
             moments.update(rewards)
             if self.ppo.reward_normalization:
                 rewards = rewards - moments.mean
-            # If all rewards so far are equal, their deviation is only rounding error.
+            # If all rewards so far are equal, their standard deviation is rounding error: do not divide by it.
             if moments.std > 1e-6 * abs(moments.mean):
                 rewards = rewards / (moments.std + torch.finfo(rewards.dtype).eps)
         return rewards, moments
@@ -368,17 +367,17 @@ class Learner(ABC):
     # Optimizer steps
 
     def _steps_per_epoch(self, num_rows: int) -> int:
-        """Returns the smallest number of optimizer steps that covers the rows without an empty mini-batch."""
+        """Returns the number of optimizer steps in an epoch over `num_rows` rows."""
         mini_batches = self.ppo.gradient_accumulation_steps
         steps = math.ceil(num_rows / (self.mini_batch_size * mini_batches))
-        # With branches, the number of rows need not be a multiple of a step's. Mini-batches of one row
-        # could then be left without a row.
+        # With branches, the rows may not divide evenly into steps. If mini-batches have one row, some could then be
+        # empty, so fewer steps are taken.
         return min(steps, max(1, num_rows // mini_batches))
 
     def _gradients(self, experience: Experience, indices: list[int]) -> Step:
         """Computes the parameters' gradients for one optimizer step over the rows at `indices`.
 
-        These are one mini-batch, or several with gradient accumulation.
+        The rows form one mini-batch, or several with gradient accumulation.
         """
         self.optimizer.zero_grad()
         mini_batches = _even_parts(indices, self.ppo.gradient_accumulation_steps)
@@ -387,24 +386,24 @@ class Learner(ABC):
             self._backward(experience, mini_batch, last=number == last)
             for number, mini_batch in enumerate(mini_batches)
         ]
-        # Reduced over all processes, so that every rank takes the same decision.
+        # Gathered from all shards, so that all ranks agree on whether the step is finite.
         norm = sharding.whole(
             get_total_norm([p.grad for p in self.model_params if p.grad is not None])
         )
         sum_of_terms = torch.stack([term.vector() for term in terms]).sum()
         largest_ratio = torch.stack([term.ratio for term in terms]).max()
-        # The only synchronization with the device in a step.
+        # The only point in a step that waits for the device.
         return Step(terms, *torch.stack([norm, sum_of_terms, largest_ratio]).tolist())
 
     def _backward(self, experience: Experience, indices: list[int], last: bool) -> LossTerms:
-        """Accumulates a mini-batch's gradient, in micro-batches; returns the means of its terms.
+        """Accumulates a mini-batch's gradient over micro-batches and returns the mini-batch's loss terms.
 
         Args:
             last: whether this is the optimizer step's last mini-batch.
         """
         batch = experience.window
-        # Gradients are averaged over ranks. Sums over tokens are therefore divided by the mean number
-        # of tokens per rank, and sums over responses by a rank's number of responses, which is the same on every rank.
+        # Gradients are averaged over ranks. Sums over tokens are therefore divided by the mean number of tokens per
+        # rank, and sums over responses by the number of responses per rank, which all ranks share.
         response_tokens = torch.tensor(sum(batch.response_lengths[i] for i in indices))
         tokens = (
             distributed.all_reduce_sum(to_device(response_tokens, self.device))
@@ -425,7 +424,7 @@ class Learner(ABC):
                     new.all_logprobs, self.pass_size.rows_without_gradient(rows.window)
                 )
                 terms = self.loss_terms(new, entropies, rows, sizes)
-                # `accelerator.backward` would divide by the accumulation steps of the most recent Accelerator.
+                # `accelerator.backward` would divide by the accumulation steps of the Accelerator created last.
                 (terms.loss / self.ppo.gradient_accumulation_steps).backward()
             del new  # frees its memory for the next micro-batch
             sums = sums + terms.vector()
@@ -437,8 +436,8 @@ class Learner(ABC):
     def _optimizer_step(self, step: Step) -> None:
         """Applies the accumulated gradient to the weights."""
         if self._is_dropped(step):
-            # The gradient is zeroed; Adam's momentum still moves the weights. TRL zeroes only the mini-batch
-            # in question when a step accumulates several.
+            # A dropped step has gradient zero; Adam's momentum still moves the weights. If a step accumulates several
+            # mini-batches, TRL zeroes only the one with the large ratio.
             torch._foreach_zero_([p.grad for p in self.model_params if p.grad is not None])
         if self.ppo.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model_params, self.ppo.max_grad_norm)
@@ -489,9 +488,9 @@ class Learner(ABC):
         ]
 
     def _update_kl_coef(self, stats: Sequence[UpdateStats]) -> None:
-        """Moves the coefficient by the reported KL, averaged over the rollouts.
+        """Updates the KL coefficient from the reported KL, averaged over the rollouts.
 
-        An update counts as one batch, however many roles the agent has and branches follow it.
+        An update counts as one batch, regardless of the agent's number of roles and of branches.
         """
         kl = statistics.fmean(rollout_stats.kl for rollout_stats in stats)
         if math.isfinite(kl):
@@ -506,7 +505,7 @@ class Learner(ABC):
         self.reward_moments = RewardMoments()
 
     def save_state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Returns trained weights and optimizer state as tensors; KL coefficient and reward moments as JSON."""
+        """Returns the trained weights and optimizer state, and separately the KL coefficient and reward moments."""
         numbers = {
             "kl_coef": self.kl_controller.value,
             "moments": asdict(self.reward_moments),
@@ -547,7 +546,7 @@ def _check_finite(step: Step, rollouts: Sequence[Rollout]) -> None:
 def _even_parts(indices: list[int], parts: int) -> list[list[int]]:
     """Splits the indices, in order, into parts whose lengths differ by at most 1.
 
-    The parts of `batch_size` rows are equally long; only branches give other numbers of rows.
+    `batch_size` rows always divide evenly; only branches give other numbers of rows.
     """
     bounds = [len(indices) * part // parts for part in range(parts + 1)]
     return [indices[start:end] for start, end in itertools.pairwise(bounds)]
@@ -556,7 +555,7 @@ def _even_parts(indices: list[int], parts: int) -> list[list[int]]:
 def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
     """Returns row weights (mean 1) that give every rollout the same total weight.
 
-    They are all 1 if rollouts have equal sizes. With branches, a pioneer's response stands for several chains.
+    All weights are 1 if rollouts have equal sizes. With branches, a pioneer's rows weigh more, as there are fewer.
     """
     sizes = torch.tensor([len(rollout.completions) for rollout in rollouts])
     weights = sizes.sum() / (len(sizes) * sizes)

@@ -1,4 +1,4 @@
-"""Functions of (batch, R) tensors over the response window: log-probabilities, token rewards, advantages, losses."""
+"""Log-probabilities, token rewards, advantages and losses: functions of (batch, R) tensors of response tokens."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,12 +10,12 @@ from cory.parallel import distributed
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-softmax and the log-probabilities of the chosen tokens, with one array of vocabulary size.
+    """Log-softmax and the log-probabilities of the chosen tokens, stored in a single array of vocabulary size.
 
-    `apply(logits (..., V), ids (...), temperature)` returns `logprobs (...)`, which carry the
-    gradient, and `all_logprobs (..., V)`, which do not and serve entropy and KL. Both describe the
-    distribution that is sampled at this temperature. Autograd's own backward pass would allocate
-    two more arrays of vocabulary size and be no faster.
+    `apply(logits (..., V), ids (...), temperature)` returns `logprobs (...)`, with gradient, and
+    `all_logprobs (..., V)`, without gradient, for entropy and KL. Both describe the distribution
+    sampled at this temperature. Autograd's own backward pass would allocate two more arrays of
+    vocabulary size and would not be faster.
     """
 
     @staticmethod
@@ -67,7 +67,7 @@ def token_rewards(rewards: Tensor, kl: Tensor, mask: Tensor, kl_coef: float) -> 
 
 
 def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns mean and unbiased variance (0 for a single value) over the mask and all processes; inputs (batch, R)."""
+    """Returns mean and unbiased variance (0 for a single value) of `x` where `mask` is 1, over all processes."""
     total, count = distributed.all_reduce_sum(torch.stack([(x * mask).sum(), mask.sum()]))
     mean = total / count
     return mean, distributed.all_reduce_sum(((x - mean).square() * mask).sum()) / (count - 1).clamp(
@@ -76,7 +76,7 @@ def mean_and_variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def all_alike(rewards: Tensor) -> bool:
-    """Whether rewards (batch,) are equal over all processes."""
+    """Whether all rewards (batch,) are equal, over all processes."""
     largest = distributed.all_reduce_max(rewards.max().item())
     return largest == -distributed.all_reduce_max(-rewards.min().item())
 
@@ -98,7 +98,7 @@ def gae(
     """GAE (Eq. 12), whitened over the response tokens of all processes; TRL whitens within each process.
 
     If all responses have the same training reward (`scores_alike`), token rewards differ only by the KL. Advantages are
-    then centred but not scaled: scaling would blow up the noise of a small KL to the size of a reward.
+    then centred but not scaled: scaling would magnify the noise of a small KL to the size of a reward.
 
     Returns advantages and returns. All tensors are (batch, R).
     """
@@ -146,8 +146,8 @@ class LossTerms(NamedTuple):
     value_loss: Tensor | None = None
 
     def vector(self) -> Tensor:
-        """Stacks the terms into one tensor without gradient. `LossTerms(*vector)` restores the names,
-        as the only term that may be missing, `value_loss`, is the last.
+        """Stacks the terms into one tensor without gradient. `LossTerms(*vector)` restores the names:
+        only `value_loss` may be missing, and it is the last term.
         """
         return torch.stack([term.detach() for term in self if term is not None])
 
@@ -161,7 +161,7 @@ def clipped_losses(
 ) -> tuple[Tensor, Tensor]:
     """`-min(ratio * A, clip(ratio) * A)` (Eq. 11), and whether the minimum is the clipped term.
 
-    The ratio is clipped to `1 - cliprange` and `1 + cliprange_high` (None: `cliprange`).
+    The ratio is clipped to the range from `1 - cliprange` to `1 + cliprange_high`, which defaults to `cliprange`.
     """
     high = cliprange if cliprange_high is None else cliprange_high
     unclipped = -advantages * ratio
@@ -188,16 +188,17 @@ def ppo_losses(
     """TRL's clipped losses (Eq. 11, 13), summed over response tokens.
 
     Args:
-        logprobs, values, entropies: outputs of the policy being trained; all tensors but `weights` are (batch, R).
+        logprobs, values, entropies: outputs of the policy being trained; all tensors except `weights` are (batch, R).
         old_logprobs, old_values: outputs of the policy that sampled.
         advantages, returns: see `gae`.
         mask: 1 at response tokens.
         weights: weight (batch,) of each row in both losses.
         cliprange, cliprange_value: clip ranges of the probability ratio and the values.
         vf_coef: weight of the value loss.
-        cliprange_high: clip range of ratios above 1; None: `cliprange`.
+        cliprange_high: clip range of ratios above 1; `cliprange` if None.
     """
-    ratio = ((logprobs - old_logprobs) * mask).exp()  # 1 at padding, where it could overflow
+    # Masked before `exp`, which could overflow at padding.
+    ratio = ((logprobs - old_logprobs) * mask).exp()
     policy_losses, is_clipped = clipped_losses(ratio, advantages, cliprange, cliprange_high)
     policy_loss = total(weights[:, None] * policy_losses, mask)  # Eq. 11
 

@@ -1,4 +1,4 @@
-"""Memory use of a pass: rows per pass, retries with fewer rows, and gradient checkpointing."""
+"""Limits the memory of a pass: rows per pass, retries with fewer rows, and gradient checkpointing."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ T = TypeVar("T")
 # Limit for an array (rows, R, vocabulary) of a pass, in elements: 1 GiB of float32 on a CPU, 4 GiB on
 # a GPU. A pass holds several at once: logits, log-probabilities, gradients.
 LARGEST = {"cpu": 2**28, "cuda": 2**30}
-# A lower limit where small passes cost little time: reference, KL and entropy.
+# A lower limit for reference, KL and entropy, where small passes cost little time.
 LARGEST_WITHOUT_GRADIENT = {"cpu": 2**24, "cuda": 2**28}
 
 
@@ -83,13 +83,13 @@ class PassSize:
             except RuntimeError as error:
                 if is_fixed or not is_out_of_memory(error):
                     raise
-                # The traceback's frames keep the pass's tensors alive.
+                # Drop the traceback, whose frames keep the pass's tensors alive.
                 failure = error.with_traceback(None)
             clear_device_cache(garbage_collection=True)
             self._halve(failure)
 
     def _halve(self, failure: RuntimeError) -> None:
-        """Halves the micro-batch. Raises a UserError, caused by `failure`, if it is a single row."""
+        """Halves the micro-batch. Raises a UserError, caused by `failure`, if it is already a single row."""
         if self.micro_batch == 1:
             raise UserError(
                 "ppo.micro_batch: expected memory for at least one row at a time, got too little. Use "
@@ -98,8 +98,8 @@ class PassSize:
             ) from failure
         self.micro_batch = (self.micro_batch + 1) // 2
         warnings.warn(
-            f"Out of memory: continuing with {self.micro_batch} rows at a time. Updates still "
-            f"use the whole mini-batch. To start this way: ppo.micro_batch {self.micro_batch}",
+            f"Out of memory: continuing with {self.micro_batch} rows per pass. Each optimizer step still "
+            f"uses the whole mini-batch. To avoid this retry, set ppo.micro_batch to {self.micro_batch}",
             stacklevel=3,
         )
 
@@ -107,16 +107,17 @@ class PassSize:
 def recompute_in_eval(model: nn.Module) -> list[nn.Module]:
     """Makes layers with gradient checkpointing compute and recompute in `eval()`; returns these layers.
 
-    Transformers recomputes only layers in training mode. Some layers then apply dropout themselves (OPT, Falcon, XGLM:
-    `dropout(..., training=self.training)`). The result is empty if gradient checkpointing is off. Raises a UserError
-    if the model implements gradient checkpointing in its own code.
+    Transformers recomputes only layers in training mode, but some layers then apply dropout (OPT, Falcon, XGLM:
+    `dropout(..., training=self.training)`). The result is empty if gradient checkpointing is off.
+
+    Raises a UserError if the model implements gradient checkpointing in its own code.
     """
     modules = [m for m in model.modules() if getattr(m, "gradient_checkpointing", False)]
     layers = [m for m in modules if isinstance(m, GradientCheckpointingLayer)]
     if modules and not layers:
         raise UserError(
-            "model.gradient_checkpointing: expected a model of transformers' GradientCheckpointingLayers, "
-            f"got a {type(modules[0]).__name__}. Set it to false"
+            "model.gradient_checkpointing: expected a model built from transformers' GradientCheckpointingLayer, "
+            f"got a {type(modules[0]).__name__}. Set this key to false"
         )
     for layer in layers:
         layer._gradient_checkpointing_func = partial(_checkpoint, layer)

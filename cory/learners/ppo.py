@@ -1,4 +1,4 @@
-"""One agent's PPO: a `trl.PPOTrainer` (0.11.4), updated in the response window.
+"""PPO for one agent: the update of `trl.PPOTrainer` (0.11.4), computed only at response positions.
 
 `update()` computes the same as `trl.PPOTrainer.step()` (tests compare the two). docs/paper.md lists
 the intended differences.
@@ -38,14 +38,15 @@ class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
         if not any(hasattr(pretrained_model, name) for name in self.lm_head_namings):
             got = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(
-                f"model.name: expected a model whose head TRL finds, {self.lm_head_namings}, got {got}"
+                f"model.name: expected a model whose output layer is one of {self.lm_head_namings}, got {got}. "
+                "TRL looks for these names"
             )
         sizes = ("hidden_size", "word_embed_proj_dim")
         if not any(hasattr(pretrained_model.config, name) for name in sizes):
             got = f"a model of type {pretrained_model.config.model_type}"
             raise UserError(
-                f"model.name: expected a model whose configuration has one of {sizes}, which TRL's value head reads, "
-                f"got {got}. The other algorithms need no value head"
+                f"model.name: expected a model whose configuration has one of {sizes}, got {got}. "
+                "TRL's value head reads it; only PPO has a value head"
             )
         super().__init__(pretrained_model)
         # TRL sets this in its own loading code, which is not used here.
@@ -92,7 +93,7 @@ class PPOLearner(Learner):
     def targets(
         self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
-        """GAE on token rewards, whitened within each role, as a role's higher rewards are not an advantage."""
+        """GAE on token rewards, whitened per role, so that a role's higher rewards do not count as advantages."""
         kl_coef = self.kl_controller.value
         token_rewards = losses.token_rewards(rewards, old.kl, mask, kl_coef)  # Eq. 2
         advantages, returns = [], []
@@ -154,7 +155,7 @@ TRL_NAMES = {
 
 
 def trl_config(ppo: PPOConfig) -> trl.PPOConfig:
-    """Returns the settings under TRL's names; batch sizes count one process."""
+    """Returns the settings under TRL's names; batch sizes are per process."""
     settings = {
         TRL_NAMES.get(name, name): value
         for name, value in asdict(ppo).items()
@@ -178,8 +179,7 @@ def make_trainer(
         warnings.catch_warnings(),
         # TRL reseeds the global generators here, which would restart the run's random streams.
         patch.object(trl_ppo, "set_seed", lambda seed: None),
-        # TRL would also copy the policy as its reference, and prepare the copy for exchanging
-        # gradients, though it has none.
+        # TRL would also copy the policy as its reference, and prepare the frozen copy for exchanging gradients.
         patch.object(trl_ppo, "create_reference_model", lambda *args, **kwargs: None),
     ):
         for message in (

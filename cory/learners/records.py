@@ -1,6 +1,6 @@
 """Typed records of an update: outputs of its passes, targets of its loss, and its statistics.
 
-R is the longest response of the rows, in tokens. Shapes are (rows, R) unless stated.
+R is the length of the longest response in tokens. Shapes are (rows, R) unless stated.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ class ForwardPass(NamedTuple):
 
 
 class BatchSizes(NamedTuple):
-    """The number of response tokens (a scalar tensor) and of responses, over which a loss is averaged."""
+    """The numbers that a loss is averaged over: response tokens (a scalar tensor) and responses."""
 
     tokens: Tensor
     responses: int
@@ -38,7 +38,7 @@ class BatchSizes(NamedTuple):
 
 @dataclass
 class OldPolicy:
-    """Rows under the policy that sampled them.
+    """Outputs of the policy that sampled the rows.
 
     `kl` is each response token's KL to the reference. `first_pass` is the pass that gave these numbers, with its graph,
     if the first optimizer step can reuse it.
@@ -59,8 +59,8 @@ class OldPolicy:
         return cls(logprobs, ref_logprobs, values, kl)
 
     def take_first_pass(self) -> ForwardPass | None:
-        """Returns the first pass and drops it: its graph serves once, and a retry after running out of
-        memory needs the memory it holds.
+        """Returns the first pass and drops it. Its graph can be used only once, and a retry after
+        running out of memory needs its memory.
         """
         first_pass, self.first_pass = self.first_pass, None
         return first_pass
@@ -70,7 +70,7 @@ class OldPolicy:
 class Targets:
     """The loss's targets: advantages, and for PPO the returns that values are fitted to.
 
-    `frac_reward_zero_std` has an entry per rollout if responses are compared in groups.
+    If responses are compared in groups, `frac_reward_zero_std` has each rollout's share of groups with equal rewards.
     """
 
     advantages: Tensor
@@ -80,9 +80,9 @@ class Targets:
 
 @dataclass
 class Experience:
-    """All rows of an update, one rollout after the other, or a selection of them.
+    """All rows of an update, one rollout after the other, or a selection of these rows.
 
-    `weights`, (rows,), are the rows' weights in the loss; 0 leaves a row out.
+    `weights` (rows,) are the rows' weights in the loss; 0 leaves a row out.
     """
 
     window: Window
@@ -124,7 +124,7 @@ class Step(NamedTuple):
     terms: list[LossTerms]  # one per mini-batch
     gradient_norm: float
     sum_of_terms: float  # finite if all terms are finite
-    largest_ratio: float  # the largest mean probability ratio of any mini-batch
+    largest_ratio: float  # the largest mini-batch mean of the probability ratio
 
 
 @dataclass(kw_only=True)
@@ -133,7 +133,7 @@ class UpdateStats:
 
     `kl`, `response_tokens` and `frac_reward_zero_std` describe the rollout itself: the mean KL and length of its
     responses under the policy that sampled them, and the share of its groups with equal rewards. All others describe
-    the whole update and are equal for all its rollouts; for a frozen agent they are None, and `dropped_steps` is 0.
+    the whole update and are equal for all its rollouts. For a frozen agent, these are None, and `dropped_steps` is 0.
     """
 
     kl: float

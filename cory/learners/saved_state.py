@@ -30,7 +30,7 @@ def load_tensors(
     for key in tensors:
         kind, name, *_ = key.split("/")
         if name not in trained:
-            raise ValueError(f"unknown tensor {key}")
+            raise ValueError(f"{key}: expected a trained parameter's tensor, got an unknown name")
         if kind == "optimizer":
             state_keys[name].append(key)
     for name, parameter in trained.items():
@@ -38,7 +38,7 @@ def load_tensors(
         if saved is None or saved.shape != parameter.shape or saved.dtype != parameter.dtype:
             got = None if saved is None else (tuple(saved.shape), saved.dtype)
             raise ValueError(
-                f"expected {(tuple(parameter.shape), parameter.dtype)} for {name}, got {got}"
+                f"{name}: expected {(tuple(parameter.shape), parameter.dtype)}, got {got}"
             )
     optimizer.state.clear()
     for name, parameter in trained.items():

@@ -1,7 +1,7 @@
 """Loading, sharing and sampling of language models.
 
-PEFT imports bitsandbytes if it is installed, which takes seconds and prints to stderr, though only 4-bit models need
-it. PEFT is therefore imported here with bitsandbytes hidden; `load.quantization` reverts that.
+If bitsandbytes is installed, PEFT imports it, which takes seconds and prints to stderr. Only 4-bit models need it, so
+PEFT is imported here with bitsandbytes hidden. `load.quantization` makes it visible again.
 """
 
 import sys
@@ -12,7 +12,7 @@ if _hidden:
 
 from peft import import_utils  # noqa: E402
 
-# PEFT caches the results of these functions.
+# PEFT caches the results of these functions, so they are called while bitsandbytes is hidden.
 AVAILABLE = (import_utils.is_bnb_available, import_utils.is_bnb_4bit_available)
 for _available in AVAILABLE:
     _available()

@@ -19,14 +19,14 @@ from cory.models.text import pad_token
 from cory.parallel.sharding import device_of
 from cory.streams import Purpose, Stream
 
-# Families that use only attention. tests/models/test_families.py compares them with a plain pass, so runs need not.
+# Model types that use only attention. tests/models/test_families.py checks them, so runs skip the check.
 TESTED = (
     "bloom", "falcon", "gemma2", "gemma3_text", "gpt2", "gpt_neo", "gpt_neox", "gptj", "llama", "mistral", "mixtral",
     "olmo2", "opt", "phi", "phi3", "qwen2", "qwen3", "qwen3_moe", "smollm3",
 )  # fmt: skip
 PROMPTS, RESPONSES = (2, 5, 9), (5, 3, 7)  # tokens
-# Largest change due to padding, relative to the change from leaving out a text's first token. In tiny models, rounding
-# to bfloat16 gives up to 0.07; reading padding, or losing the cache, gives 0.2 to 760.
+# Largest accepted change due to padding, relative to the change from leaving out a text's first token. In tiny
+# models, rounding to bfloat16 gives up to 0.07; reading padding, or losing the cache, gives 0.2 to 760.
 LIMIT = 0.1
 
 
@@ -36,10 +36,10 @@ def check_model(
 ) -> None:
     """Compares a small padded batch, and a few sampled tokens, with passes over single texts.
 
-    Families in `TESTED` are skipped if they use transformers' own code. The model must be in `eval()`.
+    Models of a type in `TESTED` are skipped if they use transformers' own code. The model must be in `eval()`.
 
     Args:
-        samples: whether the model samples itself; False if an engine does.
+        samples: whether to check sampling, too; False if an inference engine samples.
 
     Raises a UserError that names the model's type if log-probabilities differ by more than rounding.
     """
@@ -76,7 +76,7 @@ def _compare(
     queries: Sequence[Tensor],
     responses: Sequence[Tensor],
 ) -> None:
-    """Raises a UserError if the responses' logits differ from those of a pass over each text alone.
+    """Raises a UserError if the responses' logits change when each text runs alone.
 
     Args:
         logits: logits (T, vocabulary) of each response, with T at least its length.
@@ -93,9 +93,10 @@ def _compare(
     scale = torch.cat(scales).mean().item()
     if not difference <= LIMIT * scale + 1e-6:  # also true for NaN
         raise UserError(
-            f"model.name: expected a model that padding does not change, got one of type {model.config.model_type}: "
-            f"{case} log-probabilities that differ by {difference:.2g} nats a token from those of the text alone "
-            f"(limit: a tenth of {scale:.2g}, the change from leaving out a text's first token)"
+            "model.name: expected a model whose outputs do not depend on padding, got one of type "
+            f"{model.config.model_type}: {case} log-probabilities that differ by {difference:.2g} nats a token from a "
+            f"pass over the text alone. The limit is {LIMIT * scale:.2g}, a tenth of the change from leaving out the "
+            "text's first token"
         )
 
 

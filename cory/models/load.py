@@ -33,7 +33,7 @@ from cory.models import AVAILABLE
 from cory.models.families import check_model
 from cory.parallel.devices import configure
 
-# Exceptions that libraries raise if a model is missing, damaged, or saved as pickled weights.
+# Exceptions that libraries raise if a model is missing or damaged, or if its weights are pickled.
 LOADING: tuple[type[Exception], ...] = (
     OSError,
     ValueError,
@@ -48,15 +48,15 @@ NAMED = 5  # tensors named in an error; the others are counted
 
 
 def find(name: str, key: str, revision: str | None = None) -> dict[str, Any]:
-    """Returns from_pretrained arguments that say where to load a model from: the cache, if the Hub cannot be reached.
+    """Returns from_pretrained's arguments for a model's source: a folder, the Hub, or the cache if the Hub fails.
 
     Args:
         name: Hub id or local folder.
         key: the setting that names the model, for messages.
         revision: revision of a model on the Hub.
 
-    Raises a UserError if the folder does not exist, a revision is given for a folder, or the Hub refuses or does not
-    answer in time.
+    Raises a UserError if the folder does not exist, if a revision is given for a folder, or if the Hub fails and the
+    model is not cached.
     """
     if Path(name).exists():
         if revision is not None:
@@ -68,7 +68,7 @@ def find(name: str, key: str, revision: str | None = None) -> dict[str, Any]:
         raise UserError(f"{key}: expected a Hub id or an existing local folder, got {name!r}")
     try:
         HfApi().repo_info(name, revision=revision, timeout=HUB_TIMEOUT)
-    except Exception as error:  # depends on huggingface_hub's version and its HTTP library
+    except Exception as error:  # its type depends on huggingface_hub's version and HTTP library
         if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
             return {"local_files_only": True, "revision": revision}
         at_revision = f" at revision {revision!r}" if revision else ""
@@ -82,7 +82,7 @@ def find(name: str, key: str, revision: str | None = None) -> dict[str, Any]:
 def load_tokenizer(
     name: str, where: dict[str, Any], key: str = "model.name"
 ) -> PreTrainedTokenizerBase:
-    """Loads a model's tokenizer. If it has no pad token, it pads with its end token: padding is always masked.
+    """Loads a model's tokenizer. One without a pad token pads with its end token, as padding is always masked.
 
     Args:
         name: Hub id or local folder.
@@ -98,10 +98,10 @@ def load_tokenizer(
         raise UserError(
             f"{expected}, whose tokenizer is missing or cannot be read ({first_line(error)})"
         ) from None
-    # If the files are missing, transformers makes up a tokenizer with only special tokens, which
-    # encodes any text to nothing.
+    # If the files are missing, transformers makes up a tokenizer with only special tokens. It encodes
+    # any text to nothing.
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise UserError(f"{expected}, which has no tokenizer files: save the tokenizer there, too")
+        raise UserError(f"{expected}, which has no tokenizer files. Save the tokenizer there, too")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
@@ -110,32 +110,33 @@ def load_tokenizer(
 def load_policy(
     model: ModelConfig, device: torch.device | None = None, merge: bool = True
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Loads a causal language model and its tokenizer, on the CPU if not quantized.
+    """Loads a causal language model and its tokenizer, on the CPU unless quantized.
 
-    For a PEFT folder this loads the base and merges the adapter into it. The KL reference then includes the adapter.
+    For a PEFT folder, loads the base model and merges the adapter into it. The KL reference then includes the adapter.
 
     Args:
         model: settings of the model.
         device: device of quantized weights; None: the CPU.
-        merge: whether to merge an adapter. On a quantized base merging rounds weights; an unmerged adapter is exact.
+        merge: whether to merge an adapter. Merging into a quantized base rounds weights; an unmerged adapter is exact.
 
     Raises:
-        UserError: the model or its tokenizer is missing; the model is not a causal language model, lacks weights, or
-            has too few embeddings for its tokenizer; an adapter lacks weights, or its base is missing or does not fit;
-            quantization is not available.
+        UserError: the model or its tokenizer is missing or incomplete. The model is not a causal language model, or has
+            too few embeddings for its tokenizer. An adapter is incomplete, or its base is missing or does not fit.
+            Quantization is not available.
     """
     where = find(model.name, "model.name", model.revision)
     if (Path(model.name) / "adapter_config.json").exists():
         base_name, revision = base_of(Path(model.name))
         base, tokenizer = load_policy(replace(model, name=base_name, revision=revision), device)
-        weights = base.named_parameters(remove_duplicate=False)  # a tied head may be saved whole
+        # Both names of tied weights, as an adapter may untie them.
+        weights = base.named_parameters(remove_duplicate=False)
         trainable = {name for name, weight in weights if weight.requires_grad}
         policy = attach(base, Path(model.name))
         tokenizer = adapter_tokenizer(Path(model.name), base, tokenizer)
         if not merge:
             return policy, tokenizer
         merged = policy.merge_and_unload()
-        for name, weight in merged.named_parameters():  # PEFT has frozen the base's parameters
+        for name, weight in merged.named_parameters():  # PEFT froze the base's parameters
             weight.requires_grad_(name in trainable)
         return merged, tokenizer
     options = {"dtype": model.dtype, **quantization(model, device or torch.device("cpu"))}
@@ -150,13 +151,12 @@ def load_policy(
         )
     for module in list(policy.modules()):
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # Policies are trained in eval(). There, bitsandbytes packs 4-bit weights for a CPU kernel
-            # without a backward pass.
+            # Policies are trained in eval(). In that mode, bitsandbytes would pack 4-bit weights for a
+            # CPU kernel without a backward pass.
             module.support_avx512bf16_for_cpu = False
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
-                # One kernel in place of transformers' eight, which take half the time of a small
-                # model's update.
+                # One kernel instead of transformers' eight, which take half of a small model's update.
                 setattr(module, name, GELUTanh())
     return policy, tokenizer
 
@@ -179,8 +179,8 @@ def load_model(
         options: options of the model's from_pretrained.
         where: see `find`.
 
-    Raises a UserError if the model is of another kind, weights are missing or have another shape, or the tokenizer is
-    missing or has more ids than the model has embeddings.
+    Raises a UserError if the model is of another kind, or if weights are missing or have the wrong shape. Also raises
+    one if the tokenizer is missing or has more ids than the model has embeddings.
     """
     try:
         with quiet():
@@ -188,7 +188,7 @@ def load_model(
                 name,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # refused below, with the tensors' names
-                trust_remote_code=False,  # if not given, transformers asks at the terminal
+                trust_remote_code=False,  # without this, transformers would ask at the terminal
                 **options,
                 **where,
             )
@@ -201,11 +201,11 @@ def load_model(
 
 
 def check_complete(model: PreTrainedModel, report: dict[str, Any], key: str, name: str) -> None:
-    """Raises a UserError that names weights which were not saved or did not fit, so that transformers made them up.
+    """Raises a UserError if weights are missing or do not fit, so that transformers would initialize them at random.
 
     Args:
-        report: from_pretrained's loading info. It does not count tied weights and buffers as missing if they need not
-            be saved.
+        report: from_pretrained's loading info. Tied weights and buffers that need not be saved do not count as
+            missing.
     """
     expected = f"{key}: expected all weights of a {type(model).__name__} in {name!r}"
     if report["missing_keys"]:
@@ -215,7 +215,7 @@ def check_complete(model: PreTrainedModel, report: dict[str, Any], key: str, nam
         for weight, saved, wanted in report["mismatched_keys"]
     ]
     if shapes:
-        raise UserError(f"{expected}, got other shapes than config.json has: {listed(shapes)}")
+        raise UserError(f"{expected}, got shapes that differ from config.json's: {listed(shapes)}")
 
 
 def listed(names: Collection[str]) -> str:
@@ -239,16 +239,16 @@ def quiet() -> Iterator[None]:
 def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     """Returns `base` with a saved adapter.
 
-    Raises a UserError if the adapter is damaged, incomplete, does not fit, adapts tied weights, or changes no weights.
+    Raises a UserError if the adapter is damaged or incomplete, does not fit, adapts tied weights or changes no weights.
     """
     expected = f"model.name: expected an adapter that fits its base {base.name_or_path!r}, got {str(folder)!r}"
     try:
-        # Load to the CPU: by default PEFT goes through the first GPU, whatever the base's device.
+        # Load to the CPU; by default, PEFT would use the first GPU, whatever the base's device.
         model = PeftModel.from_pretrained(base, str(folder), torch_device="cpu")
         # PEFT only warns of missing weights and ignores superfluous ones. A second load reports both.
         mapping = getattr(base, "_checkpoint_conversion_mapping", None)
         report = model.load_adapter(str(folder), "default", torch_device="cpu", key_mapping=mapping)
-    except KeyError as error:  # a module that is trained and saved whole (modules_to_save)
+    except KeyError as error:  # a module that is saved whole (modules_to_save) is missing
         raise UserError(f"{expected}, which lacks {error}") from None
     except LOADING as error:
         raise UserError(f"{expected} ({first_line(error)})") from None
@@ -259,8 +259,8 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     tied = tied_targets(model)
     if tied:
         raise UserError(
-            f"{expected}, whose modules {tied} share their weights with others. Merge it into a copy of its base that "
-            "was saved with a separate output layer (tie_word_embeddings: false)"
+            f"{expected}, whose modules {tied} share their weights with others. Merge the adapter into a copy of its "
+            "base that was saved with a separate output layer (tie_word_embeddings: false)"
         )
     missing = _lora_tensors(report.missing_keys)
     if missing:
@@ -268,7 +268,7 @@ def attach(base: PreTrainedModel, folder: Path) -> PeftModel:
     superfluous = _lora_tensors(report.unexpected_keys)
     if superfluous:
         raise UserError(
-            f"{expected}, which has tensors without a place in the base: {listed(superfluous)}"
+            f"{expected}, which has tensors for modules that the base lacks: {listed(superfluous)}"
         )
     return model
 
@@ -290,12 +290,12 @@ def tied_targets(model: PeftModel) -> list[str]:
 
 
 def _lora_tensors(names: Collection[str]) -> list[str]:
-    """Returns the LoRA tensors under the names they have in an adapter's file."""
+    """Returns the names of the LoRA tensors as an adapter's file has them."""
     return [name.replace(".default", "") for name in names if ".lora_" in name]
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
-    """Returns the base of a saved adapter, and its revision if given.
+    """Returns a saved adapter's base model, and the base's revision if given.
 
     Raises a UserError if the adapter's configuration is damaged, or names no base.
     """
@@ -330,10 +330,10 @@ def adapter_tokenizer(
 def load_answering(
     model: ModelConfig, device: torch.device, merge: bool = False
 ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
-    """Loads a model for answering only, and its tokenizer.
+    """Loads a model that only answers, and its tokenizer.
 
     Args:
-        merge: as in `load_policy`. Pass True if another adapter will be added to the model.
+        merge: see `load_policy`. Pass True if another adapter will be added to the model.
 
     Raises a UserError if the model cannot be loaded, or if padding changes its outputs.
     """
@@ -350,7 +350,7 @@ def quantization(model: ModelConfig, device: torch.device) -> dict[str, Any]:
         return {}
     if importlib.util.find_spec("bitsandbytes") is None:
         raise UserError(
-            "model.quantization: expected bitsandbytes to be installed for 4bit, and it is not: "
+            "model.quantization: expected bitsandbytes for 4bit, got no such package. Install it with "
             "pip install -e '.[quantization]'"
         )
     for available in AVAILABLE:
@@ -369,12 +369,12 @@ def check_vocabulary(
     rows = model.get_input_embeddings().weight.shape[0]
     largest = max(tokenizer.get_vocab().values(), default=0)
     if largest >= rows:
-        expected = f"a tokenizer with at most {rows} ids, as the model's embedding has {rows} rows"
+        expected = f"a tokenizer with ids below {rows}, the number of the model's embeddings"
         raise UserError(f"{key}: expected {expected}, got ids up to {largest} in {name!r}")
 
 
 def first_line(error: Exception) -> str:
-    """Returns an error's first line. If it is a heading, as in load_state_dict's errors, the first item follows."""
+    """Returns an error's first line. If it is a heading, as in load_state_dict's errors, appends the next line."""
     if isinstance(error, SafetensorError):
         return f"a damaged safetensors file: {error}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -384,7 +384,7 @@ def first_line(error: Exception) -> str:
 
 
 def tokenizer_of(config: Config) -> PreTrainedTokenizerBase:
-    """Returns the first agent's tokenizer, which measures the length of queries."""
+    """Returns the first agent's tokenizer, which measures the lengths of queries."""
     model = config.of_agent(0).model
     policy = config.resolve(model.name)
     return load_tokenizer(policy, find(policy, "model.name", model.revision))

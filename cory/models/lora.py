@@ -1,4 +1,4 @@
-"""LoRA agents: adapters `agent_1`, `agent_2`, ... on one base; the base with adapters off is the reference."""
+"""LoRA agents: adapters `agent_1`, `agent_2`, ... on one base model, which is the reference with adapters off."""
 
 import copy
 from contextlib import AbstractContextManager, nullcontext
@@ -25,8 +25,8 @@ LanguageModel: TypeAlias = PreTrainedModel | PeftModel  # without or with adapte
 def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     """Returns `base` with a new trainable adapter, which becomes active; everything else is frozen.
 
-    Raises a UserError, which lists the possible modules, if a name in `lora.target_modules` matches no module, PEFT
-    does not accept a module, or a module's weights are tied to another's.
+    Raises a UserError if a name in `lora.target_modules` matches no module, if PEFT does not accept a module, or if a
+    module shares its weights with another.
     """
     model = base.get_base_model() if isinstance(base, PeftModel) else base
     available = sorted(
@@ -51,7 +51,7 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
                 f"lora.target_modules: expected modules of the model, among {available}, got {missing}"
             )
     conv = any(isinstance(module, Conv1D) for module in model.modules())  # GPT-2's layers
-    # No LoRA dropout, PEFT's default: TRL switches dropout off in all passes.
+    # LoRA dropout keeps PEFT's default, 0: as in TRL, dropout is off in all passes.
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,
@@ -72,7 +72,7 @@ def add_adapter(base: LanguageModel, name: str, lora: LoraConfig) -> PeftModel:
     tied = tied_targets(base)
     if tied:
         raise UserError(
-            f"lora.target_modules: expected modules that do not share their weights, got {tied}. Leave them out, or "
+            f"lora.target_modules: expected modules that do not share their weights, got {tied}. Leave these out, or "
             "start from a copy of the model that was saved with a separate output layer (tie_word_embeddings: false)"
         )
     base.set_adapter(name)
@@ -105,7 +105,7 @@ def save_policy(policy: LanguageModel, folder: Path, adapter: str | None) -> boo
 
 
 def _save_adapter(policy: PeftModel, folder: Path, name: str) -> None:
-    """Writes an adapter; PEFT's save_pretrained would use a subfolder, and add a model card."""
+    """Writes an adapter; PEFT's save_pretrained would use a subfolder and add a model card."""
     weights = whole_weights(policy, "lora_") if is_sharded(policy) else None
     if not is_main():
         return

@@ -1,8 +1,8 @@
-"""Shared prompt prefixes, called stems here: each is encoded once.
+"""Encodes each shared prompt prefix, called a stem, only once.
 
-A stem can be a group's whole prompt, the examples of a few-shot prompt, or a system prompt. Passes without gradient
-encode stems first and keep their keys and values (`read_stems`). In training, rows are laid out behind one copy of
-their stem (`share_prompts`, after Prefix Grouper, arXiv 2506.05433).
+A stem can be the whole prompt of several rows, the examples of a few-shot prompt, or a system prompt. Passes without
+gradient encode stems first and keep their keys and values (`read_stems`). In training, several rows are laid out behind
+one copy of their stem (`share_prompts`, after Prefix Grouper, arXiv 2506.05433).
 """
 
 from collections.abc import Iterator, Sequence
@@ -25,15 +25,16 @@ from cory.models.window import (
 from cory.parallel.devices import to_device
 from cory.parallel.sharding import device_of
 
-# Stems are shared only if the pass takes at most this fraction of a plain pass's work.
+# Stems are shared only if the pass then takes at most this fraction of a plain pass's work.
 WORTHWHILE = 0.9
 
 
 def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Returns each prompt's stem, grouping prompts so that encoding each stem once saves tokens.
+    """Returns each prompt's stem.
 
-    Prompts are processed in the order of their tokens. A prompt joins the group before it if that saves a quarter of
-    its tokens. Its last token never belongs to the stem, as it predicts the first response token.
+    Prompts are sorted by their tokens. A prompt joins the preceding group if that saves more than a quarter of its
+    tokens, and starts a new group otherwise. The last token of a prompt never belongs to its stem, as it predicts the
+    first response token.
 
     >>> stems_of([(1, 2, 3, 4, 5), (7, 8, 9), (1, 2, 3, 6, 5)])
     [(1, 2, 3), (7, 8), (1, 2, 3)]
@@ -44,7 +45,7 @@ def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         stem, members = groups[-1] if groups else ((), [])
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(stem, prompt, strict=False))
         common = prompt[: len(list(pairs))]
-        # A shorter stem costs its members the tokens that it loses.
+        # Shortening the stem costs its other members the tokens that it loses.
         saved = len(common) - (len(stem) - len(common)) * (len(members) - 1)
         if saved > len(prompt) / 4:
             groups[-1] = (common, [*members, i])
@@ -54,9 +55,10 @@ def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
 
 
 class KeysAndValues(DynamicCache):
-    """A cache that stores keys in the dtype of the values, as attention reads both in it under autocast.
+    """A cache that stores keys in the dtype of the values.
 
-    Rotary embeddings leave keys in float32 under autocast, so each new token's pass would round all earlier keys.
+    Under autocast, rotary embeddings leave keys in float32, but attention reads keys and values in one dtype. Without
+    this class, each new token's pass would round all earlier keys again.
     """
 
     def update(
@@ -68,7 +70,7 @@ class KeysAndValues(DynamicCache):
 
 
 class Stems(NamedTuple):
-    """Encoded stems: cache and mask with a row per prompt, and the rests of the prompts."""
+    """Encoded stems: cache and mask, with one row per prompt, and each prompt's tokens after its stem."""
 
     cache: DynamicCache
     mask: Tensor
@@ -78,9 +80,10 @@ class Stems(NamedTuple):
 def read_stems(
     model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int
 ) -> Stems | None:
-    """Encodes each stem of the prompts once; returns None if that saves less than a fifth of their tokens.
+    """Encodes each stem of the prompts once.
 
-    Also returns None for models that would count the padding between stems and rests as positions.
+    Returns None if that saves less than a fifth of the prompts' tokens, or if the model would count the padding between
+    a stem and the rest of its prompt as positions.
     """
     if not attends_by_positions(model):
         return None
@@ -88,14 +91,14 @@ def read_stems(
     device = device_of(model)
     rows = {stem: row for row, stem in enumerate(dict.fromkeys(stems))}
     saved = sum(map(len, stems)) - sum(map(len, rows))
-    if () in rows or saved < sum(map(len, prompts)) / 5:  # too little for a second pass
+    if () in rows or saved < sum(map(len, prompts)) / 5:  # too little to justify a second pass
         return None
     padded = pad([torch.tensor(stem) for stem in rows], pad_id, "left")
     ids, mask = (to_device(tensor, device) for tensor in padded)
     cache = KeysAndValues(config=model.config)
     is_padded = len(set(map(len, rows))) > 1
-    whole = whole_mask(model, mask, ids.shape[1], is_padded)
-    forward(model, ids, whole, (mask.cumsum(1) - 1).clamp(min=0), 1, cache=cache)
+    pass_mask = whole_mask(model, mask, ids.shape[1], is_padded)
+    forward(model, ids, pass_mask, (mask.cumsum(1) - 1).clamp(min=0), 1, cache=cache)
     copies = to_device(torch.tensor([rows[stem] for stem in stems]), device)
     cache.batch_select_indices(copies)
     return Stems(
@@ -120,17 +123,17 @@ def response_logits(
         mask = torch.cat([stems.mask, mask], 1)
         positions = (mask.cumsum(1) - 1)[:, stems.mask.shape[1] :]
     is_padded = batch.is_padded or stems is not None
-    whole = whole_mask(model, mask, batch.input_ids.shape[1], is_padded)
+    pass_mask = whole_mask(model, mask, batch.input_ids.shape[1], is_padded)
     width = batch.response_ids.shape[1]
     cache = None if stems is None else stems.cache
-    return forward(model, batch.input_ids, whole, positions, width, cache=cache)[0]
+    return forward(model, batch.input_ids, pass_mask, positions, width, cache=cache)[0]
 
 
 class Layout(NamedTuple):
     """A plan for sharing stems in one pass; widths are in tokens.
 
     Args:
-        groups: length of a stem and the rows behind it, per group.
+        groups: for each group, its stem's length and the rows that share it.
         size: largest number of rows in a group.
         stem_width: length of the longest stem.
         rest_width: length of the longest row without its stem.
@@ -147,13 +150,13 @@ class Layout(NamedTuple):
 
 
 def share_prompts(model: PreTrainedModel, batch: Window) -> PassInputs | None:
-    """Lays out the batch with one row per stem, so that shared prefixes are encoded once.
+    """Lays out the batch with one row per group of rows that share a stem.
 
         [pad stem | rest of a prompt, its response, pad | rest, response, pad | ...]
 
-    A row of the window attends to the stem and to itself, and its positions continue the stem's. So `n` rows take
-    `S + n T` tokens in place of `n (S + T)`. The mask (stems, 1, L, L) says which positions attend to which; the width
-    is `L`, as any position may predict a token.
+    Each of the batch's rows attends to its stem and to itself, and its positions continue the stem's. With a stem of
+    `S` tokens, `n` rows of `T` further tokens take `S + n T` tokens instead of `n (S + T)`. The mask (groups, 1, L, L)
+    says which positions attend to which. The width is the whole length `L`, as any position may predict a token.
 
     Returns None if the model does not take an arbitrary mask, or if sharing saves too little work.
     """
@@ -172,14 +175,14 @@ def share_prompts(model: PreTrainedModel, batch: Window) -> PassInputs | None:
 
 
 def _operations(rows: int, length: int, hidden: int) -> int:
-    """Returns the operations in a layer's forward pass: first its matrix products, then its attention."""
+    """Returns the number of operations in a layer's forward pass: matrix products plus attention."""
     return rows * length * (24 * hidden**2 + 4 * hidden * length)
 
 
 def _layouts(batch: Window) -> Iterator[Layout]:
-    """Yields layouts by whole prompts and by common prefixes, for each group size.
+    """Yields layouts that share whole prompts, then layouts that share prefixes, with groups of every possible size.
 
-    Larger groups save tokens, but lengthen the rows that attention reads.
+    Larger groups save tokens but lengthen the rows that attention reads.
     """
     prompts = list(dict.fromkeys(batch.prompts))
     for stems in (prompts, stems_of(prompts)):
@@ -202,13 +205,13 @@ def _layouts(batch: Window) -> Iterator[Layout]:
 
 
 def _lay_out(batch: Window, layout: Layout) -> PassInputs:
-    """Lays out a batch, with `predicting` as the positions that predict each row's response tokens.
+    """Lays out a batch; `predicting` lists the positions that predict each row's response tokens.
 
-    Two rows with the prompt `p q` and the responses `a b c` and `d e f` become one, with `predicting`
-    [[1, 2, 3], [1, 4, 5]]:
+    Two rows with the prompt `p q` and the responses `a b c` and `d e f` become one row, with
+    `predicting` [[1, 2, 3], [1, 4, 5]]:
 
         token       p  q    a  b  d  e      (a response's last token predicts nothing)
-        part        0  0    1  1  2  2
+        part        0  0    1  1  2  2      (0 is the stem)
         predicts    -  a, d b  c  e  f
 
     With the prompts `p q` and `p r`, `predicting` is [[1, 2, 3], [4, 5, 6]]:
@@ -219,16 +222,16 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
     """
     device = batch.input_ids.device
     response_width = batch.response_ids.shape[1]
-    # The last response token is left out, as it predicts nothing.
+    # `input_ids` lacks the last response token, which predicts nothing.
     batch_width = batch.input_ids.shape[1]
     prompt_width = batch_width - response_width + 1
-    # The index, in the flattened batch, of each position's token; -1 is padding.
+    # Each position's token as an index into the flattened batch; -1 is padding.
     source = torch.full((len(layout.groups), layout.length), -1)
     predicting = torch.empty(len(batch.prompts), response_width, dtype=torch.long)
     for number, (stem, rows) in enumerate(layout.groups):
         stem_positions = torch.arange(layout.stem_width - stem, layout.stem_width)
         for index, row in enumerate(rows):
-            # Positions of the row's tokens: the stem's, shared by all rows, then the row's own.
+            # Positions of the row's tokens: first in the shared stem, then behind it.
             rest_start = layout.stem_width + index * layout.rest_width
             rest_positions = torch.arange(rest_start, rest_start + layout.rest_width)
             positions = torch.cat([stem_positions, rest_positions])
@@ -238,9 +241,9 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
             first_token = row * batch_width + prompt_width - prompt_length
             source[number, positions[:num_tokens]] = first_token + torch.arange(num_tokens)
 
-            # Each response token is predicted by the token before it, the first one by the prompt's last.
+            # The token before a response token predicts it; the prompt's last token predicts the first one.
             predictors = torch.arange(prompt_length - 1, prompt_length - 1 + response_width)
-            predictors = predictors.clamp(max=len(positions) - 1)  # any will do for padding
+            predictors = predictors.clamp(max=len(positions) - 1)  # any will do at padding
             predicting[row] = number * layout.length + positions[predictors]
 
     source = to_device(source, device)
@@ -258,7 +261,7 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
 def _sees(layout: Layout, device: torch.device) -> Tensor:
     """Returns a mask (length, length), true where a position attends to another.
 
-    A position attends to the stem and its own row's rest, up to itself.
+    Each position attends to the stem and to the rest of its own row, up to itself.
     """
     rests = torch.arange(1, layout.size + 1, device=device).repeat_interleave(layout.rest_width)
     part = torch.cat([rests.new_zeros(layout.stem_width), rests])  # the stem is part 0

@@ -1,7 +1,7 @@
-"""Samples responses, from token ids to token ids, in one batch.
+"""Samples responses in one batch, from token ids to token ids.
 
-One loop serves models whose only memory is keys and values. Others, such as Mamba, are run by transformers'
-`generate`, which supports their caches; tokens are drawn in the same way.
+The loop in `sample` serves models that cache only keys and values. Other models, such as Mamba, run in transformers'
+`generate`, which supports their caches. Both routes draw tokens in the same way.
 """
 
 import inspect
@@ -34,7 +34,7 @@ from cory.parallel.sharding import device_of
 
 
 class Sampled(NamedTuple):
-    """Responses as 1-d token ids on the CPU, with the logits (vocabulary,) of their tokens before warping, if kept."""
+    """Responses as 1-d token ids on the CPU and, if kept, the logits (vocabulary,) of each token before warping."""
 
     responses: list[Tensor]
     logits: list[list[Tensor]]
@@ -53,7 +53,7 @@ def sample(
     """Samples one response per query, all in one batch. The model must be in `eval()`.
 
     Samples like `model.generate` with less work: shared prompt prefixes are encoded once, and finished rows leave the
-    batch. This changes the last bits of the logits. The host waits for the device once per token, to see which
+    batch. Both savings change the last bits of the logits. The host waits for the device once per token, to see which
     responses have ended.
 
     Args:
@@ -86,7 +86,8 @@ def sample(
 
         tokens = draw(warp(ids, logits.float()).softmax(-1), generator)
         ids = torch.cat([ids, tokens], 1)
-        mask = torch.cat([mask, mask[:, -1:]], 1)  # 1, as the last position is never padding
+        # Appends a 1, as the last position is never padding.
+        mask = torch.cat([mask, mask[:, -1:]], 1)
         positions = positions[:, -1:] + 1
 
         for row, token in zip(rows, tokens[:, 0].tolist(), strict=True):
@@ -97,7 +98,7 @@ def sample(
                 unfinished.remove(row)
         if not unfinished:
             return Sampled([torch.tensor(response) for response in responses], kept_logits)
-        if len(unfinished) <= len(rows) * 7 / 8:  # fewer rows do not justify copying the cache
+        if len(unfinished) <= len(rows) * 7 / 8:  # copying the cache pays only if enough rows leave
             kept = [number for number, row in enumerate(rows) if row in unfinished]
             rows = [rows[number] for number in kept]
             index = to_device(torch.tensor(kept), ids.device)
@@ -116,9 +117,9 @@ class _Prompts(NamedTuple):
     Args:
         ids: token ids (batch, P).
         mask: 0 at padding, over all positions in the cache: (batch, P), or wider with shared prefixes.
-        positions: positions (batch, new) of the tokens read last.
+        positions: positions (batch, new) of the newest tokens.
         logits: logits (batch, vocabulary) of each prompt's next token.
-        cache: keys and values of all tokens read.
+        cache: keys and values of all tokens so far.
         is_padded: whether each row has padding.
     """
 
@@ -131,7 +132,7 @@ class _Prompts(NamedTuple):
 
 
 def _read_prompts(model: PreTrainedModel, queries: Sequence[Tensor], pad_id: int) -> _Prompts:
-    """Encodes the prompts; a prompt shared by several rows, or a prefix shared by several prompts, only once."""
+    """Encodes the prompts, each distinct prompt and each shared prefix only once."""
     prompts = [tuple(query.tolist()) for query in queries]
     row_of_prompt = {prompt: row for row, prompt in enumerate(dict.fromkeys(prompts))}
     distinct = list(row_of_prompt)
@@ -167,10 +168,10 @@ def _next_logits(
     cache: DynamicCache,
     is_padded: bool,
 ) -> Tensor:
-    """Reads each text's newest tokens and returns the logits (rows, vocabulary) of the token after them.
+    """Runs the model on each text's newest tokens; returns the logits (rows, vocabulary) of the next token.
 
     Args:
-        tokens: newest tokens (rows, new), padded on the left.
+        tokens: newest tokens (rows, new) of each text, padded on the left.
         mask: 0 at padding, over the cache and the new tokens (rows, positions).
         positions: positions (rows, new) of the tokens in their texts.
         is_padded: whether the mask contains a 0.
@@ -194,7 +195,7 @@ def _padded(queries: Sequence[Tensor], pad_id: int, device: torch.device) -> tup
 
 
 def warpers(settings: SamplingConfig) -> LogitsProcessorList:
-    """Returns the processors applied to logits before a token is drawn, in transformers' order; none by default.
+    """Returns the processors that the settings apply to logits before a token is drawn, in transformers' order.
 
     A model's generation_config.json is ignored: Llama-2-chat's temperature of 0.6, for example, would make samples
     off-policy.
@@ -248,9 +249,9 @@ def ends_response(
 
 
 def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
-    """Whether a model's only memory is keys and values, passed as `past_key_values`.
+    """Whether a model caches only keys and values, and takes them as `past_key_values`.
 
-    Recurrent models also keep states. Some pass them under another name, and silently drop `past_key_values`.
+    Recurrent models also cache states. Some take these under another name and silently ignore `past_key_values`.
     """
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     if "past_key_values" not in inspect.signature(base.forward).parameters:
@@ -260,7 +261,7 @@ def keeps_keys_and_values(model: PreTrainedModel | PeftModel) -> bool:
 
 
 class _Draw(LogitsProcessor):
-    """Makes `generate` choose the tokens that `draw` gives."""
+    """Makes `generate` choose the tokens that `draw` returns."""
 
     def __init__(self, warp: LogitsProcessorList, generator: torch.Generator) -> None:
         self.warp = warp
@@ -294,10 +295,10 @@ def _sample_by_generate(
     keep_logits: bool,
 ) -> Sampled:
     """Implements `sample` by transformers' `generate`."""
-    base = model.get_base_model() if isinstance(model, PeftModel) else model  # with its adapters
+    base = model.get_base_model() if isinstance(model, PeftModel) else model  # adapters stay active
     ids, mask = _padded(queries, pad_id, device_of(model))
     width = ids.shape[1]
-    # `generate` takes all settings that are not given from the model's configuration.
+    # `generate` would take all settings that are not given from the model's generation configuration.
     model_settings = base.generation_config
     base.generation_config = GenerationConfig()
     try:
@@ -315,7 +316,7 @@ def _sample_by_generate(
             ),
             logits_processor=LogitsProcessorList([_Draw(warp, generator)]),
             stopping_criteria=StoppingCriteriaList([_Ended(has_ended, width)]),
-            synced_gpus=False,  # `sharding.gathered` makes that unnecessary
+            synced_gpus=False,  # `sharding.gathered` keeps the full policy
         )
     finally:
         base.generation_config = model_settings

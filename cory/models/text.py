@@ -14,7 +14,7 @@ from transformers.utils import chat_template_utils
 from cory.errors import UserError
 from cory.process import warn
 
-# Type of `model.chat_template`: whether prompts become chats, or options of the template.
+# Type of `model.chat_template`: whether prompts become chats; a mapping also sets options of the template.
 ChatTemplate = bool | Mapping[str, Any]
 
 
@@ -24,10 +24,10 @@ def encode(
     chat_template: ChatTemplate = False,
     date: str | None = None,
 ) -> list[list[int]]:
-    """Returns the token ids of prompts. Chat messages become turns; text stays as it is, or becomes a user turn.
+    """Returns the token ids of prompts: chat messages as turns, and text as it is or as a user turn.
 
-    A text begins with the tokenizer's begin token, if there is one, and has no end token, as a response continues it.
-    A chat ends with the generation prompt.
+    Text starts with the tokenizer's begin token, if it has one. It has no end token, as the response continues it. A
+    chat ends with the generation prompt.
 
     Args:
         chat_template: whether text becomes a user turn; a mapping also sets options of the template.
@@ -62,12 +62,12 @@ def encode(
                     add_generation_prompt=True,
                     **options,
                 )
-        except Exception as error:  # from a template that takes no system message, or is faulty
+        except Exception as error:  # the template is faulty, or takes no system message
             raise UserError(
                 f"prompt in row {row + 1}: expected messages that the chat template takes, got {prompt!r} ({error})"
             ) from None
         texts.append(text)
-    # The template has written the special tokens.
+    # The template has already written the special tokens.
     return tokenizer(texts, add_special_tokens=False)["input_ids"]
 
 
@@ -77,14 +77,14 @@ def encode_responses(
     texts: Sequence[str],
     chat_template: ChatTemplate = False,
 ) -> list[list[int]]:
-    """Returns the token ids of texts as responses to prompts, without an end token.
+    """Encodes texts as responses to prompts, without an end token.
 
-    A response continues a text prompt after a space, unless the prompt ends in whitespace. A chat turn is the text
-    itself.
+    A response continues a text prompt after a space, unless the prompt ends in whitespace. In a chat, the response is
+    encoded as it is.
     """
     if are_turns(prompts, chat_template):
         return tokenizer(list(texts), add_special_tokens=False)["input_ids"]
-    # Encoded after a line break, as SentencePiece tokenizers add a space before the first word of a text.
+    # Encode after a line break, as SentencePiece tokenizers add a space before the first word of a text.
     line_break = tokenizer("\n", add_special_tokens=False)["input_ids"]
     continued = [
         f"\n{text}" if prompt[-1:].isspace() else f"\n {text}"
@@ -126,13 +126,13 @@ def plain_texts(
     stop: Sequence[str] = (),
     turn: bool = False,
 ) -> list[str]:
-    """Decodes responses up to their first stop text, removing special tokens, even if spelled by ordinary tokens.
+    """Decodes responses up to their first stop text and removes special tokens, even if ordinary tokens spell them.
 
-    The text goes into another agent's prompt and to the reward function, where a special token would act as one.
+    The texts go into other agents' prompts and to the reward function, where special tokens would take effect.
 
     Args:
-        turn: whether responses are chat turns. SentencePiece tokenizers add a space before a turn's first word, which
-            is removed; in other responses, a first space is part of the text.
+        turn: whether responses are chat turns. If so, the space is removed that SentencePiece tokenizers add before a
+            text; if not, a leading space belongs to the response.
     """
     special = special_tokens(tokenizer)
     read = reader(tokenizer)
@@ -156,7 +156,7 @@ def special_tokens(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def control_texts(tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Returns the texts that control a prompt: special tokens, and added tokens in the chat template (DeepSeek's)."""
+    """Returns the texts that control a prompt: special tokens, and added tokens that the chat template uses."""
     templates = str(tokenizer.chat_template or "")
     added = [str(token) for token in tokenizer.added_tokens_decoder.values()]
     return list(dict.fromkeys([*special_tokens(tokenizer), *(t for t in added if t in templates)]))
@@ -176,7 +176,8 @@ def without(special: Iterable[str], text: str) -> str:
 def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
     """Returns a function that decodes a response as the continuation of a prompt, including special tokens.
 
-    Stop texts are searched in this text. SentencePiece tokenizers drop a space at the start of a text.
+    Stop texts are searched for in this text. The function decodes a prefix, too, as SentencePiece tokenizers drop a
+    space at the start of a text.
     """
     prefix = tokenizer("a", add_special_tokens=False)["input_ids"]
     length = len(decode(tokenizer, prefix))
@@ -219,8 +220,8 @@ def pad_token(tokenizer: PreTrainedTokenizerBase) -> int:
 def end_tokens(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Returns the ids that end a response: the model's and the tokenizer's. Empty if there are none.
 
-    The two can differ if the model is an adapter's base: the tokenizer's end token is the one in the texts that the
-    adapter was trained on.
+    The two can differ if the model is an adapter's base: the tokenizer then has the end token of the texts on which the
+    adapter was trained.
     """
     ends = policy.generation_config.eos_token_id
     if ends is None:
@@ -235,11 +236,11 @@ def turn_stop(
     chat_template: ChatTemplate,
     stop: Sequence[str],
 ) -> list[str]:
-    """Returns the stop text of a turn: the chat template's text after an answer, up to the first added token.
+    """Returns the stop text of a chat turn: the template's text after an answer, or the first added token in it.
 
-    The result is empty if that token already ends a response, if the template writes nothing after an answer, or if it
-    rejects or changes a question and an answer. Warns if the template writes nothing and the settings have no stop
-    text (`stop`) either.
+    The list is empty if that token already ends a response, if the template writes nothing after an answer, or if the
+    template rejects or changes a sample question and answer. Warns if the template writes nothing and the settings have
+    no stop texts (`stop`) either.
     """
     template, options = _template(tokenizer, chat_template)
     answer = "cory"
@@ -264,7 +265,7 @@ def turn_stop(
         return [ending.strip()]
     if not stop:
         warn(
-            f"The chat template of {tokenizer.name_or_path!r} writes nothing behind an answer, so a response without "
+            f"The chat template of {tokenizer.name_or_path!r} writes nothing after an answer, so a response without "
             "an end token runs on into the next turn. Set sampling.stop to the text that begins a turn"
         )
     return []
@@ -280,9 +281,9 @@ def check_lengths(
                 f"prompt in row {row + 1}: expected at least one token, got {prompts[row]!r}"
             )
         if context is not None and length + max_new_tokens > context:
-            got = f"{length} of the prompt + {max_new_tokens} of the response = {length + max_new_tokens}"
+            got = f"{length + max_new_tokens}: {length} for the prompt and {max_new_tokens} for the response"
             raise UserError(
-                f"prompt in row {row + 1}: expected at most {context} tokens, the model's context, got {got}"
+                f"prompt in row {row + 1}: expected at most {context} tokens, the model's context length, got {got}"
             )
 
 

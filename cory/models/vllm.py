@@ -1,8 +1,8 @@
-"""Sampling by an inference engine: a vLLM server that receives the agents' weights through a folder (docs/scaling.md).
+"""Samples with an inference engine: a vLLM server that receives the agents' weights through a folder (docs/scaling.md).
 
-One server samples for all agents with the same base. LoRA agents are loaded as adapters, under a new name after each
-update; otherwise the server loads the full weights of the agent that answers next. The policy computes the old
-log-probabilities itself, so the engine's arithmetic does not enter the update.
+One server samples for all agents, which share a base model. It loads LoRA agents as adapters, under a new name after
+each update. Without LoRA, it loads the full weights of the agent that answers next. The learner computes the old
+log-probabilities with the policy itself, so the engine's arithmetic does not enter the update.
 """
 
 import os
@@ -26,14 +26,14 @@ from cory.errors import UserError
 from cory.models.lora import LanguageModel, save_policy
 from cory.parallel import distributed
 
-PROMPTS_PER_REQUEST = 1000  # vLLM takes 1,024
+PROMPTS_PER_REQUEST = 1000  # vLLM accepts up to 1,024
 SECONDS_TO_CONNECT = 5
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for --max-lora-rank
-CACHE_RESETS = 50  # tries to empty the server's cache, in 5 seconds
+CACHE_RESETS = 50  # attempts to empty the server's cache, 0.1 seconds apart
 
 
 class Engine:
-    """One process's client of a run's server.
+    """One process's client of the run's vLLM server.
 
     Args:
         config: the run's settings.
@@ -57,7 +57,7 @@ class Engine:
         }
         if len(bases) > 1:
             raise UserError(
-                "sampling.engine: vllm: expected agents of one base, all with LoRA or none, "
+                "sampling.engine: expected agents with the same base model, all or none with LoRA, "
                 f"got {sorted(bases, key=str)}"
             )
         name = config.resolve(agents[0].model.name)
@@ -82,7 +82,7 @@ class Engine:
         self.base = served[0]["id"]  # the server's name for the base
         self.context_length = served[0]["max_model_len"]
         self.names: dict[str, str] = {}  # the server's name for each agent's weights
-        self.current: set[str] = set()  # agents whose current weights the server has
+        self.current: set[str] = set()  # agents whose latest weights the server has
         self.run = uuid.uuid4().hex[:8]
         self.versions = 0
         self.temporary = tempfile.TemporaryDirectory(prefix="cory-engine-")
@@ -102,9 +102,9 @@ class Engine:
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Samples one response per query with the policy's current weights, like `cory.models.sample.sample`.
 
-        Queries and responses are 1-d tensors of token ids. The second list has the tokens' log-probabilities as the
-        engine computes them: at the sampling temperature, if the server was started by `_command`. Random numbers are
-        the server's.
+        Queries and responses are 1-d tensors of token ids. The second list has the response tokens' log-probabilities
+        as the engine computes them: at the sampling temperature, if the server was started by `_command`. The server
+        draws the random numbers.
 
         Args:
             ends: tokens that end a response, besides the texts in `sampling.stop`.
@@ -112,7 +112,7 @@ class Engine:
         Raises a UserError if the server does not answer, or refuses the request.
         """
         if agent not in self.current:
-            distributed.barrier()  # until the server has answered all earlier requests
+            distributed.barrier()  # until the server has answered all ranks' requests
             self.names[agent] = distributed.broadcast_object(self._hand_over(agent, policy))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         # These values override a model's generation_config.json.
@@ -163,15 +163,15 @@ class Engine:
                 self._load_weights(folder)
             return self.base
 
-        # Another run may have left its own base weights in the server.
-        base_too = not self.names and not self.is_quantized
+        # Another run may have changed the server's base weights, so they are sent, too.
+        sends_base = not self.names and not self.is_quantized
         base = folder.with_name(f"{name}-base")
-        if base_too:
+        if sends_base:
             save_policy(policy, base, adapter=None)
         save_policy(policy, folder, agent)
-        # Requests that the server may refuse come after all collective operations.
+        # Requests come after all collective operations: a refusal must not leave other ranks waiting there.
         if distributed.is_main():
-            if base_too:
+            if sends_base:
                 self._load_weights(base)
             self._load_adapter(folder, replaced=self.names.get(agent))
         return name
@@ -180,7 +180,7 @@ class Engine:
         """Makes the server load an adapter, under its folder's name, in place of the agent's earlier one."""
         if replaced is not None:
             self._ask("POST", "/v1/unload_lora_adapter", {"lora_name": replaced})
-            # Only now: the server may reload an adapter from its folder while it is in use.
+            # The server may reload an adapter from its folder until the adapter is unloaded.
             shutil.rmtree(folder.with_name(replaced), ignore_errors=True)
         body = {"lora_name": folder.name, "lora_path": str(folder.resolve())}
         self._ask("POST", "/v1/load_lora_adapter", body)
@@ -190,18 +190,18 @@ class Engine:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder.resolve())}}
         self._ask("POST", "/collective_rpc", body)
         shutil.rmtree(folder)
-        # The server refuses this while it is still finishing an earlier answer.
+        # The server does not empty its cache while it is still finishing an answer.
         for _ in range(CACHE_RESETS):
             if self._ask("POST", "/reset_prefix_cache").get("success"):
                 return
             time.sleep(0.1)
         raise UserError(
-            f"sampling.engine_url: {self.url} does not forget keys and values of earlier weights. "
+            f"sampling.engine_url: expected {self.url} to empty its cache of keys and values, got only refusals. "
             "Does it serve another run, too?"
         )
 
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Returns the server's answer, empty if it is not JSON. Raises a UserError if it is missing or an error."""
+        """Returns the server's answer, {} if not a JSON object. Raises a UserError if it is missing or an error."""
         url = self.url + path
         try:
             answer = self.http.request(
@@ -217,11 +217,13 @@ class Engine:
             ) from None
         if answer.status_code == 404 and path != "/v1/completions":
             raise UserError(
-                f"sampling.engine_url: the server lacks {url}. To start one that has it:\n  {self.started_by}"
+                f"sampling.engine_url: expected a server that has {url}, got status 404. To start one:\n"
+                f"  {self.started_by}"
             )
         if not answer.ok:
             raise UserError(
-                f"sampling.engine_url: {url} answers {answer.status_code}: {answer.text[:500]}"
+                f"sampling.engine_url: expected an answer from {url}, got status {answer.status_code}: "
+                f"{answer.text[:500]}"
             )
         is_json = answer.headers.get("content-type", "").startswith("application/json")
         content = answer.json() if is_json else {}

@@ -3,7 +3,7 @@
     [pad prompt | response pad]     prompt width P, response width R
 
 Prompts are padded on the left, responses on the right. Logits and hidden states are computed only at the R positions
-that predict response tokens, so an observer's long prompt needs no vocabulary projection, nor memory for it.
+that predict response tokens, so an observer's long prompt needs neither a vocabulary projection nor memory for logits.
 """
 
 import inspect
@@ -18,7 +18,7 @@ from transformers.cache_utils import DynamicLayer
 
 from cory.parallel.devices import to_device
 
-# Families tested with shared prompt prefixes and with masks over all positions.
+# Model types tested with shared prompt prefixes and with masks over all positions.
 BY_POSITIONS = ("gpt2", "gpt_neox", "llama", "olmo2", "qwen2", "qwen3", "smollm3")
 
 
@@ -146,8 +146,8 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 def attends_by_positions(model: PreTrainedModel) -> bool:
     """Whether a model is known to support any mask over positions.
 
-    The model must attend to all tokens before a token and take distances from `position_ids`. Sliding windows, for
-    example, would count padding.
+    The model must attend to all earlier tokens and take distances from `position_ids`. A sliding window, for example,
+    would count padding.
     """
     if model.config.model_type not in BY_POSITIONS:
         return False
@@ -156,15 +156,15 @@ def attends_by_positions(model: PreTrainedModel) -> bool:
 
 
 def whole_mask(model: PreTrainedModel, mask: Tensor, new: int, is_padded: bool) -> Tensor | None:
-    """Returns the mask as transformers would make it, but without asking the device whether there is padding.
+    """Returns the mask as transformers would make it, without asking the device whether there is padding.
 
     Args:
         mask: 0 at padding (batch, positions).
-        new: number of positions, at the end, that the pass reads.
+        new: number of positions, at the end, that the pass computes.
         is_padded: whether `mask` contains a 0.
 
-    Returns a mask (batch, 1, new, positions), or None if nothing is padded and a pass is faster without one. Models
-    that make their own masks get `mask`.
+    Returns a mask (batch, 1, new, positions), or None if nothing is padded and a pass is faster without a mask. For
+    models that make their own masks, returns `mask`.
     """
     if not attends_by_positions(model) or model.config._attn_implementation != "sdpa":
         return mask
@@ -176,7 +176,7 @@ def whole_mask(model: PreTrainedModel, mask: Tensor, new: int, is_padded: bool) 
 
 
 def attends_slowly_without_mask(model: PreTrainedModel, device: torch.device) -> bool:
-    """Whether `model` on `device` would use torch's plain attention kernel, which stores all scores, without a mask.
+    """Whether a pass without a mask would use torch's plain attention kernel, which stores all scores.
 
     Without a mask, transformers leaves grouped-query attention to torch, and torch has no faster kernel for it in
     float32 on NVIDIA GPUs.
@@ -197,12 +197,12 @@ def forward(
     index: Tensor | None = None,
     cache: DynamicCache | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Returns logits (batch, width, vocabulary) of the last `width` positions, and the hidden states behind them.
+    """Returns logits (batch, width, vocabulary) of the last `width` positions, and the output layer's inputs.
 
     Args:
         attention_mask: see `whole_mask`; it covers the cache, too.
-        index: indices (rows, R) into the flattened last `width` positions; if given, logits and hidden states are
-            computed only there, as (rows, R, ...).
+        index: indices (rows, R) into the flattened last `width` positions. If given, both results cover only these
+            positions, as (rows, R, ...).
         cache: keys and values of the tokens before `input_ids`.
     """
     seen: list[Tensor] = []
@@ -211,7 +211,7 @@ def forward(
         hidden = args[0]
         if index is not None:
             hidden = hidden[:, -width:].flatten(0, 1)[index]
-        # Contiguous, as a slice would be projected row by row if no gradient is needed.
+        # Contiguous, as without gradient a slice would be projected row by row.
         seen.append(hidden.contiguous())
         return (seen[-1], *args[1:])
 
@@ -232,14 +232,14 @@ def forward(
 
 
 class PassInputs(NamedTuple):
-    """Inputs of a pass over a window, in the order in which a policy's wrapper takes them.
+    """Inputs of a pass over a window, in the order of `forward`'s parameters.
 
     Args:
         input_ids, position_ids: (batch, L).
         mask: see `whole_mask`.
         width: number of positions, at the end of each row, that may predict a response token.
-        predicting: index (rows of the window, R), into these positions flattened, of each response token's predictor.
-            None: all of them predict, in order, and the width is R.
+        predicting: for each response token (rows of the window, R), the index of the position that predicts it, among
+            the flattened positions. If None, the last R positions of each row predict the response in order.
     """
 
     input_ids: Tensor

@@ -1,7 +1,7 @@
-"""Devices: choosing them by name, configuring their arithmetic, and working on several at the same time.
+"""Chooses devices by name, configures their arithmetic, and runs work on several devices at the same time.
 
-An agent and its learner compute on the device of their plan (`cory/build.py`), a sharded policy on its process's
-device (`sharding.device_of`). Token ids of rollouts are on the CPU.
+An agent and its learner compute on the device that `cory/build.py` gives the agent. A sharded policy computes on its
+process's device (`sharding.device_of`). Token ids of rollouts stay on the CPU.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ NAMES = r"cpu|cuda(:(0|[1-9]\d?))?"  # pattern of device names
 def choose_device(name: str) -> torch.device:
     """Returns the device called `name`. Raises a UserError if this machine has no such device.
 
-    `auto` is a CUDA GPU if there is one, else the CPU. Each of several processes gets its own GPU.
+    `auto` is a CUDA GPU if there is one, else the CPU. With several processes, each gets its own GPU.
     """
     gpus = torch.cuda.device_count()
     if name == "auto":
@@ -38,7 +38,7 @@ def choose_device(name: str) -> torch.device:
         device = _gpu_of_process(device, gpus)
     if device.type == "cuda" and device.index >= gpus:
         raise UserError(
-            f"device: expected a device of this machine, which has {gpus} GPUs, got {name!r}"
+            f"device: expected a device of this machine, got {name!r}. The machine has {gpus} GPUs"
         )
     return device
 
@@ -51,14 +51,13 @@ def _gpu_of_process(device: torch.device, gpus: int) -> torch.device:
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if processes > 1 and device.index is not None:
         raise UserError(
-            f"device: expected auto or cuda with {processes} processes on this machine, as each uses its own GPU, got "
-            f"{str(device)!r}"
+            f"device: expected auto or cuda with {processes} processes on this machine, got {str(device)!r}. Each "
+            "process uses its own GPU"
         )
     number = int(os.environ.get("LOCAL_RANK", "0"))  # also 0 if each process sees only its own GPU
     if processes > 1 and number >= gpus:
         raise UserError(
-            f"device: expected at most as many processes as this machine has GPUs, {gpus}, got {processes} "
-            "(--nproc_per_node)"
+            f"device: expected at most {gpus} processes (--nproc_per_node), one per GPU, got {processes}"
         )
     return torch.device("cuda", number if device.index is None else device.index)
 
@@ -80,7 +79,7 @@ def processor() -> str:
 
 
 def _cpuinfo(key: str) -> str:
-    """Returns an entry of Linux's /proc/cpuinfo, or an empty text if there is none."""
+    """Returns an entry of Linux's /proc/cpuinfo, or an empty string if there is none."""
     file = Path("/proc/cpuinfo")
     for line in file.read_text().splitlines() if file.exists() else []:
         name, _, value = line.partition(":")
@@ -90,7 +89,7 @@ def _cpuinfo(key: str) -> str:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Returns the context for a model's passes: `bf16` rounds weights and activations to bfloat16."""
+    """Returns the autocast context for a model's passes; `bf16` rounds weights and activations to bfloat16."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16")
 
 
@@ -103,7 +102,7 @@ def configure(device: torch.device, sharded: bool = False) -> None:
     if device.type == "cpu":
         _configure_cpu(sharded)
     # cuDNN's attention, torch's first choice on an H100, has wrong gradients with a mask
-    # (https://github.com/pytorch/pytorch/issues/196678), and makes a new plan for each length of a growing cache.
+    # (https://github.com/pytorch/pytorch/issues/196678). It also builds a new plan for each length of a growing cache.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 matrix products on GPUs that support them
@@ -113,8 +112,8 @@ def _configure_cpu(sharded: bool) -> None:
     """Flushes denormal numbers to 0, and tunes glibc's memory allocation.
 
     Denormals, below 1e-38, can make PyTorch's GELU six times slower. Freed memory stays with the process, since
-    returning the pages of every large array to the system and requesting them again takes time. With sharded agents
-    the pages are returned, to save memory: layers come and go, and memory freed in between would not be reused.
+    returning the pages of every large array to the system and requesting them again takes time. With sharded agents,
+    the pages are returned: layers are gathered and dropped all the time, and their freed memory would not be reused.
     """
     torch.set_flush_denormal(True)  # threads started later inherit this
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
@@ -135,7 +134,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Moves a tensor to `device`; from the CPU through page-locked memory, so that the program need not wait."""
+    """Moves a tensor to `device`. Copies from the CPU use page-locked memory, so that the program does not wait."""
     if device.type == "cpu" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -144,17 +143,17 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Runs `calls` in parallel and returns their results.
 
-    Each runs in a thread with its share of the CPU's cores; PyTorch releases Python's lock. All of them finish even if
-    one fails. Raises the first error in the order of `calls`, with the others as notes.
+    Each call runs in a thread with its share of the CPU's cores; PyTorch releases Python's global lock. All calls
+    finish even if one fails. Raises the first error in the order of `calls`, with the others as notes.
     """
     cores = torch.get_num_threads()
     share = max(1, cores // len(calls))
-    # torch's number of threads is local to the thread that sets it, so this thread keeps its own.
+    # torch's setting is local to the thread that makes it, so it does not change this thread's.
     with ThreadPoolExecutor(
         len(calls), initializer=torch.set_num_threads, initargs=(share,)
     ) as pool:
         futures = [pool.submit(call) for call in calls]
-    # Threads started later, however, take the number that was set last.
+    # New threads, however, inherit the number that was set last.
     torch.set_num_threads(cores)
 
     errors = [error for future in futures if (error := future.exception()) is not None]

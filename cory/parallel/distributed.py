@@ -1,7 +1,7 @@
-"""Collective operations between processes; with a single process they do nothing.
+"""Collective operations between processes; with a single process, they return their input.
 
-Each process holds all agents, whole or sharded, and answers its share of the queries. A process that fails exits with
-its traceback, and the launcher ends the others: processes do not exchange errors.
+Each process holds all agents, whole or sharded, and answers its share of the queries. Processes do not exchange
+errors: a process that fails exits with its traceback, and the launcher ends the others.
 """
 
 import os
@@ -29,8 +29,8 @@ def start(device: torch.device) -> None:
     Args:
         device: this process's device.
 
-    Raises a UserError if this process is one of several and already uses another kind of device, or if an environment
-    variable is not as torchrun sets it.
+    Raises a UserError if one of several processes already uses another kind of device, or if an environment variable
+    of torchrun has an invalid value.
     """
     try:
         state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT)
@@ -38,7 +38,7 @@ def start(device: torch.device) -> None:
         raise UserError(f"processes: expected the environment of torchrun, got: {error}") from None
     if state.num_processes > 1 and state.device.type != device.type:
         raise UserError(
-            f"device: expected {state.device}, which this process uses already, got {str(device)!r}"
+            f"device: expected {state.device}, got {str(device)!r}. This process already uses {state.device}"
         )
     state.device = device
     if device.type == "cuda":
@@ -50,15 +50,15 @@ def check(config: Config) -> None:
     kind = PartialState().distributed_type.value
     if kind in ("DEEPSPEED", "FSDP"):
         raise UserError(
-            f"accelerate: expected plain data parallelism (configs/accelerate/), got {kind}: two agents in one process "
-            "cannot share its engine. parallel.shard: full splits agents over processes."
+            f"accelerate: expected plain data parallelism (configs/accelerate/), got {kind}, whose engine cannot serve "
+            "two agents in one process. To shard agents over processes, set parallel.shard: full."
         )
     # Set by `accelerate launch`. It would apply only to the policy's passes in an update.
     mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if mixed_precision != "no":
         raise UserError(
-            f"accelerate: expected mixed_precision: no, got {mixed_precision}. --precision bf16 gives bfloat16 passes, "
-            "also in sampling and for the reference."
+            f"accelerate: expected mixed_precision: no, got {mixed_precision}. Use --precision bf16, which also covers "
+            "sampling and the reference."
         )
     processes = world_size()
     if config.device_per_agent and processes > 1:
@@ -69,7 +69,7 @@ def check(config: Config) -> None:
     mini_batch_size = config.ppo.mini_batch_size
     if mini_batch_size % processes:
         raise UserError(
-            f"ppo.mini_batch_size: expected a multiple of the number of processes, {processes}, got {mini_batch_size}"
+            f"ppo.mini_batch_size: expected a multiple of {processes}, the number of processes, got {mini_batch_size}"
         )
     config.check_batch(processes)
     if config.parallel.shard == "full":
@@ -79,7 +79,7 @@ def check(config: Config) -> None:
 def _check_sharding(config: Config, processes: int) -> None:
     if processes == 1:
         raise UserError(
-            "parallel.shard: expected none in a single process, or a start by torchrun, got 'full'"
+            "parallel.shard: expected none in a single process, got 'full'. Start several processes with torchrun"
         )
     for index in range(config.cory.num_agents):
         settings = config.of_agent(index)
@@ -146,7 +146,7 @@ def broadcast_object(value: T | None) -> T:
 
 
 def share_of_rows(rows: int) -> slice:
-    """Returns this process's share of `rows`, which must be a multiple of the number of processes."""
+    """Returns the slice of `rows` rows that this process takes; all processes take equally many."""
     share = rows // world_size()
     return slice(rank() * share, (rank() + 1) * share)
 

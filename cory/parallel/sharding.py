@@ -1,4 +1,4 @@
-"""Shards policies over processes, layer by layer, by PyTorch's FSDP2; no effect on policies that are not sharded.
+"""Shards policies over processes, layer by layer, with PyTorch's FSDP2; unsharded policies stay as they are.
 
 Each process computes with full layers, which are gathered before use and dropped afterwards. All processes must
 therefore run equally many passes, whatever their prompts and responses are.
@@ -31,7 +31,7 @@ def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
     if parallel.shard == "none":
         return wrapped
     policy: nn.Module = wrapped.pretrained_model  # type: ignore[assignment]
-    half = (
+    mixed_precision = (
         MixedPrecisionPolicy(torch.bfloat16, torch.float32)
         if precision == "bf16"
         else MixedPrecisionPolicy()
@@ -41,13 +41,13 @@ def split(wrapped: W, parallel: ParallelConfig, precision: str = "fp32") -> W:
         names = getattr(policy, "_no_split_modules", None) or ()
         layers = [module for module in policy.modules() if type(module).__name__ in names]
         for layer in reversed(layers):  # inner layers first
-            shard(layer, mp_policy=half)
-        shard(policy, mp_policy=half)
-    # The value head is a root of its own, as sampling calls only the policy.
+            shard(layer, mp_policy=mixed_precision)
+        shard(policy, mp_policy=mixed_precision)
+    # The value head is sharded separately, as sampling calls only the policy.
     for child in wrapped.children():
         if child is not policy and not is_sharded(child):
             shard(child)
-    wrapped._is_accelerate_prepared = True  # type: ignore[assignment]  # else accelerate wraps it for data parallelism
+    wrapped._is_accelerate_prepared = True  # type: ignore[assignment]  # else accelerate wraps it in DDP
     return wrapped
 
 
@@ -75,7 +75,7 @@ def device_of(model: nn.Module) -> torch.device:
 def gathered(policy: nn.Module) -> Iterator[None]:
     """Keeps the full policy in memory within the context, so that processes may run different numbers of passes.
 
-    The first pass gathers it. Passes must be without gradient.
+    The first pass gathers the policy. Passes must be without gradient.
     """
     if not isinstance(policy, FSDPModule):
         yield
@@ -99,7 +99,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gathers tensors in the main process's memory; the others get none. All processes must call this."""
+    """Returns full tensors in the main process's memory, {} in others. All processes must call this."""
     gathered = {}
     for name, tensor in tensors.items():
         full_tensor = whole(tensor)
@@ -117,7 +117,7 @@ def part_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 
 def whole_weights(policy: nn.Module, name: str = "") -> dict[str, Tensor]:
-    """Gathers a policy's weights with `name` in their names in the main process's memory; the others get none."""
+    """Returns a policy's full weights whose names contain `name`, in the main process's memory; {} in others."""
     weights: dict[str, Tensor] = {}
     seen: dict[int, Tensor] = {}  # tied weights stay tied
     for key, tensor in policy.state_dict(keep_vars=True).items():

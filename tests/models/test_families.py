@@ -237,7 +237,7 @@ def test_a_model_that_reads_padding_is_refused(config, tokenizer, tmp_path, name
     """It neither trains nor answers. By an engine, which samples, only those may train whose passes are right."""
     config.model.name = saved(name, tokenizer, tmp_path / "model")
     config.algorithm = "reinforce"  # needs no value head, which TRL makes for few families
-    refused = rf"^model\.name: .* padding does not change, got one of type {name}: "
+    refused = rf"^model\.name: .* depend on padding, got one of type {name}: "
     with pytest.raises(UserError, match=refused):
         make_agents(config)
     with pytest.raises(UserError, match=refused):
