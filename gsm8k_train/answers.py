@@ -1,8 +1,8 @@
-r"""Reads the number that a completion gives as answer to a GSM8K question, by rule.
+r"""Reads the number that a completion gives as its answer to a GSM8K question, by rule.
 
 The first `####` before a number decides: the solution ends there, and any text after it may be an invented problem.
-"#### 2. Money" is a heading and does not count. Without `####`, the last of these marks decides whose sentence has a
-number:
+"#### 2. Money" is a heading and does not count. Without `####`, another mark decides: the last one in the text that has
+a number in its sentence.
 
 | mark                  | between the mark and the number                       |
 |-----------------------|-------------------------------------------------------|
@@ -71,7 +71,7 @@ _NUMBER = re.compile(
         | \b(?i:minus|negative)[ ]
     )?
     (?:(?<![\w.])\.)?
-    (?<![\^0-9])[0-9]  # no exponent of a unit
+    (?<![\^0-9])[0-9]  # not a unit's exponent
     (?:(?:[0-9.,/^]|[eE][-+]?|(?<=[0-9])(?:[ :'’_h]|[ ][:^][ ])(?=[0-9]))*[0-9])?
     (?:[ ]and[ ](?:a[ ]half\b|[0-9]+/[0-9]))?
     """,
@@ -101,7 +101,7 @@ _LATEX = {
 }
 _UNREAD = re.compile(
     r"\\[a-z]{0,4}frac\s*(?:\{[^{}]{0,40}\}|[0-9])\s*(?:\{[^{}]{0,40}\}|[0-9])"
-    r"|(?<![A-Za-z])[²³¹¼-¾⁰-₉⅐-↋]|(?![0-9])\d"  # no exponent of a unit; digits of other scripts
+    r"|(?<![A-Za-z])[²³¹¼-¾⁰-₉⅐-↋]|(?![0-9])\d"  # superscripts that are not a unit's exponent; digits of other scripts
 )
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _SPACES = re.compile(r"[^\S\n]+")

@@ -146,7 +146,7 @@ class Problem:
 
 
 def _another_operation(expression: str, values: Mapping[str, int]) -> str:
-    """Replaces an expression's last operation by a wrong one; "a + x" gives "x - a" if "a - x" is below 0."""
+    """Replaces an expression's last operation with a wrong one. "a + x" becomes "x - a" if "a - x" is below 0."""
     head, operator, last = expression.rsplit(" ", 2)
     if operator == "+" and values.get(head, 99) < values.get(last, 0):
         head, last = last, head
@@ -154,9 +154,9 @@ def _another_operation(expression: str, values: Mapping[str, int]) -> str:
 
 
 def solve(rng: random.Random, problem: Problem, mistake: bool = False) -> str | None:
-    """Returns the solution in GSM8K's form; with `mistake`, one step uses a wrong operation.
+    """Returns the solution in GSM8K's form, or None if a result is not a whole number from 0 to 99.
 
-    Returns None if a result is not a whole number from 0 to 99.
+    With `mistake`, one step uses a wrong operation.
     """
     values = dict(problem.numbers)
     steps = problem.steps

@@ -147,8 +147,8 @@ def is_held_out(query: str) -> bool:
 def of_split(queries: Sequence[str], split: str) -> list[str]:
     """Returns the queries that belong to a split, in order; split `test` has no duplicates.
 
-    Splitting the reviews would not do: different reviews often share their first words, so the two splits would share
-    most of their queries.
+    Splitting the reviews instead would leak test queries into training, as different reviews often share their first
+    words.
     """
     if split == "test":
         return [query for query in dict.fromkeys(queries) if is_held_out(query)]

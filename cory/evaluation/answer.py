@@ -175,7 +175,7 @@ def _check_tokens(source: ModelSource, model: LoadedModel, base: LoadedModel) ->
         )
 
 
-# All rows
+# The queries of an evaluation
 
 
 class Evaluator:

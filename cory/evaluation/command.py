@@ -188,7 +188,7 @@ def shares_in_training(
 
 
 def describe_queries(queries: Sequence[str], shares: Mapping[str, float | None]) -> str:
-    """Describes how many queries there are, how many are distinct, and how many were trained on.
+    """Describes the number of queries, how many are distinct, and the share that is also in each run's training data.
 
     >>> describe_queries(["a", "b", "a"], {"one": 0.0, "two": 1 / 3, "three": None})
     '3 queries (2 distinct), 0 to 33.3 % of them also in training, unknown for three'

@@ -275,7 +275,7 @@ def _references(solo: Sequence[Row]) -> list[str]:
 
 
 def _untrained_chains(solo: Sequence[Row], agents: Sequence[Row], config: Config) -> list[Row]:
-    """Chains of two agents before training, in both orders, if both learn and their bases differ."""
+    """Returns chains of two agents before training, in both orders, if both learn and their bases differ."""
     rows = []
     trained = [agent for agent in agents if config.is_trained(agent_index(agent.name))]
     for pioneer, observer in itertools.permutations(trained, 2):
@@ -288,7 +288,7 @@ def _untrained_chains(solo: Sequence[Row], agents: Sequence[Row], config: Config
 
 
 def _chains(agents: Sequence[Row], config: Config) -> list[Row]:
-    """Chains of a run's agents: each pair in both orders, and, for each agent, the full chain that it begins."""
+    """Returns chains of a run's agents: each pair in both orders, and the full chain that each agent begins."""
     rows = [observer.after(pioneer) for pioneer, observer in itertools.permutations(agents, 2)]
     for start, pioneer in enumerate(agents):
         chain = pioneer
@@ -300,7 +300,7 @@ def _chains(agents: Sequence[Row], config: Config) -> list[Row]:
 
 
 def _after_itself(row: Row, calls: int) -> list[Row]:
-    """Chains of up to `calls` calls in which one model holds all roles."""
+    """Returns chains of 2 to `calls` calls in which one model holds all roles."""
     rows = [row]
     while len(rows) < calls:
         rows.append(rows[-1].after_itself())

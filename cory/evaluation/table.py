@@ -18,7 +18,7 @@ SHOWN = (
     "task_reward",
     "team_reward",
     "chain_kl",
-    "chain_sampled_kl",  # if a run penalizes it
+    "chain_sampled_kl",  # only if a run penalizes it
     "combined_reward",
     "distinct_1",
     "distinct_2",
@@ -186,7 +186,7 @@ def _values_by_query(
 
 
 def _summed(chain: Sequence[Records], key: str) -> list[float]:
-    """Returns, per query, the mean over samples summed over all calls."""
+    """Returns one value per query: the mean over samples, summed over all calls."""
     return [
         sum(statistics.fmean(record[key]) for record in calls) for calls in zip(*chain, strict=True)
     ]

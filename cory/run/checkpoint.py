@@ -66,7 +66,7 @@ class Checkpoint:
     Args:
         iteration, stopped_by: see `RunState`.
         processes: the run's number of processes.
-        settings: the contents of config.yaml: settings, the task's fingerprint, versions.
+        settings: the contents of config.yaml (see `run_record`).
         agents: the scalar state of each agent's learner, by agent name.
         callbacks: the callbacks' states, in order.
         lengths: the number of valid bytes in each of the run's .jsonl files, by name. Later bytes are cut when the run
@@ -144,8 +144,8 @@ def open_run(
 ) -> Iterator[Run]:
     """Opens a new run, or the run named by `config.resume`, whose state is loaded into agents, callbacks and `state`.
 
-    The run's folder is locked against other processes until the block ends. If the block raises an error, a note with
-    the newest checkpoint and the command that continues from there is added to it.
+    The run's folder is locked against other processes until the block ends. An error in the block gets a note that
+    names the newest checkpoint and the command that continues from there.
 
     Raises a UserError: the run cannot be continued with these settings, or its folder cannot be written.
     """
@@ -209,7 +209,7 @@ def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]
     record["fingerprint"] = dict(fingerprint)
     record["versions"] = versions() | {"machine": machine_name(choose_device(config.device))}
     record["date"] = date.today().isoformat()
-    return json.loads(json.dumps(record))  # only types that a file gives when it is read
+    return json.loads(json.dumps(record))  # the types that reading a file gives
 
 
 def _folder(config: Config, name: str) -> Path:
@@ -218,7 +218,9 @@ def _folder(config: Config, name: str) -> Path:
         return new_folder(config.output, name)
     if config.resume == "auto":
         if config.output is None:
-            raise UserError("output: expected the run's folder, as resume is auto, got null")
+            raise UserError(
+                "resume: expected the run's folder as output, got null. auto continues the run in output"
+            )
         folder = Path(config.output)
         is_run = (folder / "config.yaml").exists() and "fingerprint" in read_settings(folder)
         return folder if is_run else new_folder(config.output, name)

@@ -39,7 +39,7 @@ class Run:
 
     Args:
         folder: the path of the folder.
-        record: the contents of config.yaml: settings, fingerprint, versions.
+        record: the contents of config.yaml (`cory.run.checkpoint.run_record`).
         writes: whether this process writes and prints.
         resumed: whether the run continues from a checkpoint.
         finished: whether the run is complete, so that its folder is only read.
@@ -213,10 +213,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def new_folder(output: str | None, name: str) -> Path:
-    """Makes a folder: `output`, which must be new or empty, or the first free one of runs/NAME, runs/NAME-2, ...
+    """Makes the folder `output`, which must be new or empty. None: the first free one of runs/NAME, runs/NAME-2, ...
 
-    Hidden files are ignored: a process killed before it wrote anything may have left its lock. Raises a UserError if
-    the folder cannot be made or is not empty.
+    Hidden files are ignored, since a process killed before it wrote anything may have left its lock. Raises a UserError
+    if the folder cannot be made or is not empty.
     """
     if output == "":
         raise UserError("output: expected the path of a folder, got ''")

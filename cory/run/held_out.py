@@ -43,7 +43,7 @@ class HeldOut(Callback):
         self.before: dict[str, dict[str, float]] = {}
         self.latest: dict[str, float] = {}
         self.measured_at = 0
-        self.seconds = 0.0  # since the last line of timings.jsonl
+        self.seconds = 0.0  # spent on evaluations since the last line of timings.jsonl
 
     def on_train_begin(self, trainer: Trainer, run: Run) -> None:
         if trainer.eval_dataset is None:
@@ -118,7 +118,7 @@ def mean_rewards(
 
 
 def held_out_rows(config: Config, task: Task, dataset: Dataset | None) -> Dataset | None:
-    """Returns about the first `eval_queries` rows, equally many per process; None if `eval_every` is 0.
+    """Returns the first `eval_queries` rows, rounded down to equally many per process; None if `eval_every` is 0.
 
     Raises a UserError: there are no rows, or they do not fit the task.
     """

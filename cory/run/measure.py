@@ -37,8 +37,8 @@ MEANING = {
     "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",
     "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
     "ppo.learning_rate or fewer ppo.ppo_epochs.",
-    "collapse": "distinct-2 of the responses, {distinct_2:.2f}, is below half of the first iteration's (responses are "
-    "alike), or KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
+    "collapse": "distinct-2 of the responses, {distinct_2:.2f}, is below half of the first iteration's (responses "
+    "repeat each other), or KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
 }
 
 

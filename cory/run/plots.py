@@ -68,7 +68,7 @@ def plot_curves(
     }
     first_observing = sorted(k for k in observing if k - 1 not in observing)
     last_observing = sorted(k for k in observing if k + 1 not in observing)
-    # A single curve gets PPO's colour; several curves leave it out.
+    # A single curve has PPO's colour. Several curves start with CORY's.
     curve_colours = colours(1) if len(labels) == 1 else colours(1 + len(labels))[1:]
     titles = dict(CURVE_TITLES)
     if "team_reward" in history[0]:

@@ -29,7 +29,7 @@ from cory.run.tables import (
 )
 
 NAME = "report.html"
-ITERATIONS = 25  # samples of at most about this many iterations are shown, to keep the file small
+ITERATIONS = 25  # samples of at most this many iterations are shown, to keep the file small
 
 Record: TypeAlias = Mapping[str, Any]
 

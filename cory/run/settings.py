@@ -1,4 +1,4 @@
-"""Reads a run's settings (config.yaml) and compares them with those of another start. Does not import torch."""
+"""Reads a run's settings (config.yaml) and compares the settings of two runs. Does not import torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,8 @@ from cory.config import AgentConfig
 from cory.errors import UserError
 from cory.settings import read_yaml
 
-# Keys that may differ when a run continues. They set how it computes, which changes numbers only by rounding, or what
-# it writes and how long it is. The last three are entries of config.yaml that are not settings.
+# Keys that may differ when a run continues. Some set how the run computes, which changes numbers only by rounding, and
+# others its length and outputs. The last three are entries of config.yaml that are not settings.
 FREE = frozenset(
     {
         "device",

@@ -150,7 +150,7 @@ def _chain_answers(
     for stage, by_agent in (("before", before), ("after", after)):
         for answer in by_agent["chain"][row::queries]:
             answers[f"{stage}: {answer['agent']} as {answer['role']}"] = answer
-    pioneer = after["chain"][row]["agent"]  # its answer in the chain is a solo answer
+    pioneer = after["chain"][row]["agent"]  # its answer in the chain is already solo
     for agent, samples in after.items():
         if agent not in ("chain", pioneer):
             answers[f"after: {agent} solo"] = samples[row]
@@ -198,7 +198,7 @@ def interval_table(
     width = width or shutil.get_terminal_size().columns
     names = [row["name"] for row in rows]
     name_width = max(len(row["name"]) for row in rows if len(row) > 1)
-    tables: list[list[str]] = []  # lines
+    tables: list[list[str]] = []  # the lines of each table
     for part in _parts(rows, titles, width - name_width):
         height = max(len(title) for title, _ in part)
         lines = [f"{name:{name_width}}" for name in [*[""] * height, *names]]

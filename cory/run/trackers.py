@@ -43,7 +43,7 @@ class Trackers(Callback):
             raise UserError(
                 f"tracker: expected {config.tracker} to start, got: {reason}. To train without it: --tracker none"
             ) from None
-        run.exits.callback(self._attempt, run, self.tracker.finish)  # however the run ends
+        run.exits.callback(self._attempt, run, self.tracker.finish)  # called however the run ends
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         # An agent that holds several roles has a curve per role.

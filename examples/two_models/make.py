@@ -1,7 +1,9 @@
 """Makes two small models, each with its own tokenizer, and the bills that they pay together.
 
-python examples/two_models/make.py            # half a minute on one core, into examples/two_models/out
-python examples/two_models/make.py FOLDER     # into another folder
+    python examples/two_models/make.py            # half a minute on one core, into examples/two_models/out
+    python examples/two_models/make.py FOLDER     # into another folder
+
+The models learn from texts in which Ann and Bob often miss the total.
 """
 
 import json
