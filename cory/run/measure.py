@@ -38,7 +38,8 @@ MEANING = {
     "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
     "ppo.learning_rate or fewer ppo.ppo_epochs.",
     "collapse": "distinct-2 of the responses, {distinct_2:.2f}, is below half of the first iteration's (responses "
-    "repeat each other), or KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
+    "repeat each other), or KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller "
+    "ppo.learning_rate.",
 }
 
 
