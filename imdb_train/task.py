@@ -61,7 +61,7 @@ def queries(
         if not prompts:
             longest = config.max_query_tokens
             raise UserError(
-                f"task.max_query_tokens: expected queries of split {split!r}, got none of up to {longest}"
+                f"task.max_query_tokens: expected queries of split {split!r} in up to {longest} tokens, got none"
             )
     return Dataset.from_dict({"prompt": prompts})
 

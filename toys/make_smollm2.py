@@ -71,7 +71,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", help="Folder for the model")
     target = Path(parser.parse_args(argv).folder)
     if importlib.util.find_spec("gguf") is None:
-        raise UserError("expected the package gguf, got none: pip install -e '.[gguf]'")
+        raise UserError(
+            "expected the package gguf, got none. To install it: pip install -e '.[gguf]'"
+        )
     from toys.small_models import cached
 
     def build(folder: Path) -> None:

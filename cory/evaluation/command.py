@@ -172,7 +172,9 @@ def shares_in_training(
                 if rows is None:
                     kind = kind_of_run(settings)
                     if kind is None:
-                        raise UserError("expected evaluate(..., trained_on=task.dataset), got none")
+                        raise UserError(
+                            "expected evaluate(..., trained_on=task.dataset), got no trained_on"
+                        )
                     rows = kind.training_rows(config)
                 if data_hash(rows) != recorded:
                     raise UserError("expected the training rows that the run recorded, got others")
@@ -311,7 +313,7 @@ def first_run(models: Sequence[str]) -> Path | None:
         names_folder = is_local(name) or name.startswith("runs/")
         if names_folder and not Path(name).exists():
             raise UserError(
-                f"models: expected folders of runs or models that exist, or Hub ids, got {name!r}"
+                f"models: expected Hub ids, or existing folders of runs or models, got {name!r}"
             )
     return next((Path(name) for name in models if run_agents(Path(name))), None)
 
@@ -321,8 +323,8 @@ def checked_kind(run: Path, expected: TaskKind[Any] | None) -> TaskKind[Any]:
     kind = kind_of_run(read_settings(run))
     if kind is None:
         raise UserError(
-            f"{run}: expected a run of a registered task, got one that was made in Python. Evaluate it there, with its "
-            f"held-out task: cory.evaluate([{str(run)!r}], task)"
+            f"{run}: expected a run of a registered task, got one that was made in Python. Evaluate it in Python, with "
+            f"its held-out task: cory.evaluate([{str(run)!r}], task)"
         )
     if expected is not None and kind.name != expected.name:
         raise UserError(

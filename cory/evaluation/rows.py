@@ -221,7 +221,9 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
     names = [row.name for row in rows]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"models: expected folders with different names, got two rows {twice!r}")
+        raise UserError(
+            f"models: expected folders with different names, got two rows named {twice!r}"
+        )
     if settings.only is not None:
         rows = [row for row in rows if row.name.startswith(f"{run_label(Path(settings.only))}/")]
     return Lineup(

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 import cory.process as process
 from cory.agent import Agent
 from cory.config import Config
-from cory.errors import NotFinite, UserError
+from cory.errors import NotFinite, UserError, counted
 from cory.identity import check_models, data_hash, policy_models, versions
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import choose_device, machine_name
@@ -226,7 +226,7 @@ def _folder(config: Config, name: str) -> Path:
         return folder if is_run else new_folder(config.output, name)
     folder = Path(config.resume)
     if not (folder / "config.yaml").exists():
-        raise UserError(f"resume: expected auto, or the folder of a run, got {config.resume!r}")
+        raise UserError(f"resume: expected auto or a run's folder, got {config.resume!r}")
     return folder
 
 
@@ -246,17 +246,15 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
         raise _damaged(paths[-1], error, config) from None
 
     for key, (before, now) in differences(saved.settings, record).items():
-        change = f"expected {key} = {before!r}, as in {folder}, got {now!r}"
+        change = f"expected {key} = {before!r}, got {now!r}"
         if key in HASHED:
-            change = (
-                f"{HASHED[key].format(**record['fingerprint'])} has changed since {folder} began"
-            )
+            change = f"{HASHED[key].format(**record['fingerprint'])} has changed"
         new_run = (
             _new_run(folder, config)
             if finished_iterations(folder) == saved.iteration
             else f"A new run can start from its agents once --iterations {saved.iteration} has saved them"
         )
-        raise UserError(f"resume: {change}. Undo the change to continue. {new_run}")
+        raise UserError(f"resume: {change}. Undo the change to continue {folder}. {new_run}")
     check_models(
         saved.settings["fingerprint"]["models"], record["fingerprint"]["models"], str(folder)
     )
@@ -267,8 +265,8 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
         )
     if config.iterations < saved.iteration:
         raise UserError(
-            f"iterations: expected at least {saved.iteration}, got {config.iterations}. {folder} has already trained "
-            f"for {saved.iteration}"
+            f"iterations: expected at least {saved.iteration}, got {config.iterations}. {folder} has already done "
+            f"{counted(saved.iteration, 'iteration')}"
         )
     for name, length in saved.lengths.items():
         file = folder / name

@@ -162,7 +162,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected lines of json ({error})") from None
+        raise UserError(f"{path}: expected lines of JSON ({error})") from None
     return parse_rows(text, str(path))
 
 

@@ -36,7 +36,7 @@ def read_settings(run: Path) -> dict[str, Any]:
     """
     file = run / "config.yaml"
     if not file.is_file():
-        raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r}")
+        raise UserError(f"expected a run's folder, with a config.yaml, got {str(run)!r}")
     return read_yaml(file)
 
 
