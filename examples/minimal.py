@@ -12,8 +12,8 @@ classifier are small models trained on generated reviews. For a task of your own
 `QUERIES`, `OBSERVER` and `load_reward`.
 
 The script departs from the paper in its sizes and in the KL penalty (`KL_PENALTY`). It imports
-nothing from the package `cory`. From equal weights, responses and rewards, both compute equal losses
-and updates (tests/examples/test_minimal.py).
+nothing from the package `cory`. A test compares script and package: with the same weights, responses
+and rewards, they compute equal losses and updates (tests/examples/test_minimal.py).
 """
 
 import argparse
@@ -57,14 +57,16 @@ VALUE_COEF = 0.1  # beta in Eq. 13
 GAMMA = 1.0
 LAMBDA = 0.95
 
-# The KL coefficient, eta in Eq. 2, adapts to the mean KL of a response: it rises above the target.
+# The KL coefficient, eta in Eq. 2, rises while responses have a mean KL above the target, and falls
+# while it is below.
 INIT_KL_COEF = 0.3
 KL_TARGET = 6.0  # nats
 KL_HORIZON = 10_000  # responses
 
-# The KL in Eq. 2. "full", as printed, sums over the whole vocabulary. It does not depend on the
-# sampled token, so it does not act on that token. "kl" is the log-ratio of the sampled token; its
-# mean is the full KL. At this learning rate, "full" lets the policy run away from the reference.
+# The KL in Eq. 2. "full", as the paper prints it, sums over the whole vocabulary. This sum is the
+# same whichever token is sampled, so the penalty cannot act on the sampled token. "kl" is the sampled
+# token's log-ratio, whose mean is the full KL. At this learning rate, "full" lets the policy run away
+# from the reference.
 KL_PENALTY = "kl"
 
 # Queries are beginnings of reviews. The pioneer reads them unchanged.
@@ -105,8 +107,7 @@ def load_policy() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token  # padding is masked everywhere
 
-    # Without `dtype`, the weights keep the type of their file, here float16, in which Adam's small
-    # steps would be rounded away.
+    # In float32: the file's weights are float16, in which Adam's small steps would be rounded away.
     policy = AutoModelForCausalLM.from_pretrained(POLICY, dtype=torch.float32).to(DEVICE)
 
     # Always in evaluation mode: dropout would add noise to the ratio of Eq. 11.
@@ -275,7 +276,7 @@ def ppo_update(
     token_rewards = -agent.kl_coef * kl
     token_rewards = token_rewards.scatter_add(1, last_token, rewards[:, None])  # Eq. 2
 
-    # 3. Advantages: the reward from each token on, compared with the value head's prediction.
+    # 3. Advantages: the rewards from each token on, compared with the value head's prediction.
     advantages, returns = gae(token_rewards, oldvalue, mask)  # Eq. 12
     advantages = whiten(advantages, mask)
 
@@ -287,15 +288,16 @@ def ppo_update(
         newvalue = agent.value_head(hidden).squeeze(-1).float()  # Eq. 10
         newlogprob = chosen(vocabulary_logprobs(agent.policy, hidden), token_ids)
 
-        # Policy loss: raises the probability of tokens with a positive advantage and lowers the
-        # others'. Clipping stops a token's gradient once its ratio has moved far enough. Padding is
-        # masked before `exp`, which could overflow.
+        # Policy loss: raises the probability of tokens with a positive advantage and lowers it for
+        # those with a negative one. Clipping stops a token's gradient once its ratio has moved far
+        # enough. Padding is masked before `exp`, which could overflow.
         ratio = ((newlogprob - oldlogprob) * mask).exp()
         pg_loss1 = -advantages * ratio
         pg_loss2 = -advantages * ratio.clamp(1 - CLIP, 1 + CLIP)
         pg_loss = masked_mean(torch.max(pg_loss1, pg_loss2), mask)  # Eq. 11
 
-        # Value loss: the larger squared error of the new values and of those clipped around the old.
+        # Value loss: the larger of two squared errors, of the new value and of the new value clipped
+        # around the old one.
         v_clipped = oldvalue + (newvalue - oldvalue).clamp(-CLIP_VALUE, CLIP_VALUE)
         v_loss1 = (newvalue - returns).square()
         v_loss2 = (v_clipped - returns).square()

@@ -1,7 +1,8 @@
-r"""Reads the number that a completion gives as answer to a GSM8K question, by rule.
+r"""Reads the number that a completion gives as its answer to a GSM8K question, by rule.
 
-The first `####` before a number decides, whatever follows: a solution ends there, and an invented problem may come
-next. "#### 2. Money" is a heading. Without `####`, the last of these marks with a number in its sentence decides:
+The first `####` before a number decides: the solution ends there, and any text after it may be an invented problem.
+"#### 2. Money" is a heading and does not count. Without `####`, another mark decides: the last one in the text that has
+a number in its sentence.
 
 | mark                  | between the mark and the number                       |
 |-----------------------|-------------------------------------------------------|
@@ -9,12 +10,13 @@ next. "#### 2. Money" is a heading. Without `####`, the last of these marks with
 | `answer:`, `<answer>` | no word, as "Answer: Ann has 3 eggs" opens a solution |
 
 Without any mark, the last number of the text decides (the paper's rule). Text from `<think>` to `</think>` is ignored.
-Problems that a policy invents without having written `####` are graded, too, unless `sampling.stop` ends the response.
+If a policy invents a further problem without having written `####`, the answer to that problem is graded, unless
+`sampling.stop` ends the response before it.
 
-After a mark, the first number is read; if it opens an equation, the last side that is a single number. A number is a
-decimal with or without a minus; commas may separate thousands. Any other notation, such as 1/2, 12,34, 1 234 or 3:30,
-makes the completion unparseable: no part of it, and no other number, is read instead. Currency signs and units are
-ignored; "million" is a unit, as in GSM8K.
+After a mark, the first number is read. If it opens an equation, the last side that is a single number is read instead.
+A number is a decimal with or without a minus, and commas may separate thousands. Any other notation, such as 1/2,
+12,34, 1 234 or 3:30, makes the completion unparseable: neither a part of it nor another number is read instead.
+Currency signs and units are ignored. "million" is a unit, as in GSM8K.
 
 >>> def show(*texts):
 ...     print(*map(extract, texts))
@@ -47,11 +49,9 @@ None None None None None None None
 import re
 from fractions import Fraction
 
-MAX_CHARACTERS = (
-    50  # longest number; up to this length, str() and float() of an answer do not raise, either
-)
+MAX_CHARACTERS = 50  # longest number that is read; str() and float() do not raise up to this length
 
-# Repetitions in these patterns are bounded, or nothing after them can fail and cause long backtracking.
+# To prevent long backtracking, each repetition in these patterns is bounded, or nothing after it can fail.
 _THOUGHT = re.compile(r"\A(?:(?!<think>).)*?</think>|<think>.*?(?:</think>|\Z)", re.DOTALL)
 _START = r"(?:minus |negative )?[0-9]"
 _ITEM = r"\W{0,8}[0-9]{1,2}[.):][ \t]+[A-Za-z]"  # the number of a heading or a list item
@@ -71,7 +71,7 @@ _NUMBER = re.compile(
         | \b(?i:minus|negative)[ ]
     )?
     (?:(?<![\w.])\.)?
-    (?<![\^0-9])[0-9]  # no exponent of a unit
+    (?<![\^0-9])[0-9]  # not a unit's exponent
     (?:(?:[0-9.,/^]|[eE][-+]?|(?<=[0-9])(?:[ :'’_h]|[ ][:^][ ])(?=[0-9]))*[0-9])?
     (?:[ ]and[ ](?:a[ ]half\b|[0-9]+/[0-9]))?
     """,
@@ -101,7 +101,7 @@ _LATEX = {
 }
 _UNREAD = re.compile(
     r"\\[a-z]{0,4}frac\s*(?:\{[^{}]{0,40}\}|[0-9])\s*(?:\{[^{}]{0,40}\}|[0-9])"
-    r"|(?<![A-Za-z])[²³¹¼-¾⁰-₉⅐-↋]|(?![0-9])\d"  # no exponent of a unit; digits of other scripts
+    r"|(?<![A-Za-z])[²³¹¼-¾⁰-₉⅐-↋]|(?![0-9])\d"  # superscripts that are not a unit's exponent; digits of other scripts
 )
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _SPACES = re.compile(r"[^\S\n]+")
@@ -123,7 +123,9 @@ def extract(completion: str) -> Fraction | None:
 
 
 def gold(answer: str) -> Fraction | None:
-    """Returns the number after a gold solution's last `####`, or a gold answer that is only a number; else None.
+    """Returns the number after a gold solution's last `####`. Without `####`, the whole text must be a number.
+
+    Returns None if there is no such number.
 
     >>> gold("She makes 9 * 200 = $1,800.\\n#### 1,800"), gold("1,800")
     (Fraction(1800, 1), Fraction(1800, 1))
@@ -145,7 +147,7 @@ def correct(completion: str, gold_number: Fraction) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Removes LaTeX and currency signs, collapses spaces, and writes 0/0 for numbers in other characters."""
+    """Removes LaTeX and currency signs, collapses spaces, and marks numbers in other characters as unread (0/0)."""
     for command, plain in _LATEX.items():
         text = text.replace(command, plain)
     text = _UNREAD.sub("0/0", text)
@@ -156,7 +158,7 @@ def _plain(text: str) -> str:
 def _number_behind(mark: re.Match[str], text: str) -> str | None:
     """Returns the number after a mark, given the text up to the next mark; None if its sentence has no number.
 
-    The result is empty if the number is not worked out, as in "36 / 2".
+    The result is empty if the calculation has no result, as in "36 / 2".
     """
     sentence = text.lstrip(" \t\n:*_")
     if sentence_end := _SENTENCE_END.search(sentence):

@@ -1,4 +1,4 @@
-"""Settings of a run on GSM8K. Importing them does not import torch."""
+"""Settings of a run on GSM8K. Importing this module does not import torch."""
 
 from typing import ClassVar
 
@@ -23,8 +23,8 @@ class Gsm8kTaskConfig(Settings):
         dataset: Hub id, local file or folder (parquet, json lines, csv) with `question` and `answer`, or `tiny`.
         subset: Configuration of a Hub dataset.
         split: Split of the dataset.
-        max_prompt_tokens: Longest prompt in tokens, measured on the question as the pioneer reads it; problems with
-            longer ones are left out of training and held-out data. null: no limit.
+        max_prompt_tokens: Longest prompt of the pioneer, in tokens. Problems with longer prompts are left out of
+            training and held-out data. null: no limit.
         pioneer_prompt: Template over {prompt}, the question.
         observer_prompt: Template over {prompt} and {response}, the preceding role's response.
     """

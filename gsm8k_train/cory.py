@@ -29,7 +29,7 @@ def run() -> None:
     # Imported late: torch takes seconds, and errors above should appear at once.
     from cory import CoryTrainer, make_agents
 
-    # Two copies of one LLM, or as config.agents says, and a frozen reference.
+    # Two copies of one LLM, unless config.agents says otherwise, and a frozen reference.
     agents = make_agents(config)
     CoryTrainer(config, agents, task, name, held_out).train()
 

@@ -1,11 +1,12 @@
-"""Evaluates models on held-out word problems: pass@k, greedy accuracy, unparseable answers, length, KL to the base.
+"""Evaluates models on held-out word problems: pass@k, greedy accuracy, unparseable answers, length, KL.
 
     python gsm8k_train/evaluate.py runs/gsm8k_cory_tiny runs/gsm8k_ppo_tiny    # all agents of two runs, and their base
     python gsm8k_train/evaluate.py Qwen/Qwen2.5-0.5B-Instruct --samples 16 --ks "[1, 4, 16]"   # any model
 
-Every model answers the question alone (solo). A CORY run's agents also answer as a chain (joint), and a PPO run's
-agent also answers twice, the second time as its own observer (compute-matched). Base and data default to the first
-run's. pass@k is the unbiased estimate from n samples per problem (Chen et al., 2021). See `cory/evaluation/`.
+Every model answers the question alone (solo). A CORY run's agents also answer as a chain, the second reading the
+first's answer (joint). A PPO run's agent also answers twice, the second time as its own observer (compute-matched).
+The base is the model before training, to which KL is measured. Base and data default to the first run's. pass@k is the
+unbiased estimate from n samples per problem (Chen et al., 2021). `cory/evaluation/rows.py` describes all rows.
 """
 
 import sys

@@ -4,7 +4,7 @@
     python gsm8k_train/ppo.py --config configs/gsm8k/llama2_7b.yaml  # the paper's Table 2
     python gsm8k_train/ppo.py --config FILE --ppo.init_kl_coef 0.1   # any key as a flag; --help lists them
 
-The same trainer, data, reward and settings as `gsm8k_train/cory.py`, which makes two agents instead of one.
+Trainer, data, reward and settings are the same as in `gsm8k_train/cory.py`, which makes two agents instead of one.
 """
 
 import sys

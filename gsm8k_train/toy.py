@@ -2,11 +2,12 @@
 
 The model is shipped in `weights/` beside this file (made by `toys/make_gsm8k_toy.py`). The problems are generated, and
 are the same everywhere. They have GSM8K's form with one to three steps and small numbers, without its <<calculator>>
-annotations. Two in five of the training solutions are wrong, by a guess without steps or a wrong operation in one
-step. The model therefore knows more than it shows, like a pre-trained LLM, and RL can raise how often it works a
-problem out. In training texts with the observer's prompt, the answer repeats a right solution four times in five and
-corrects a wrong one about half the time, so another agent's solution is worth reading. Drills teach the calculations
-themselves.
+annotations.
+
+Two in five training solutions are wrong: a guess without steps, or a wrong operation in one step. Like a pre-trained
+LLM, the model therefore knows more than it shows, and RL can make it solve problems more often. In training texts with
+the observer's prompt, the answer repeats a right solution four times in five and corrects a wrong one about half the
+time, so another agent's solution is worth reading. Drills teach the calculations themselves.
 """
 
 import random
@@ -114,7 +115,7 @@ LARGEST_NUMBER = 16  # largest number in a right solution
 
 
 def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | None]:
-    """Returns the expression with its numbers, and its result; None if it is not a whole number from 0 to 99."""
+    """Returns the expression with its numbers, and its result, or None if that is not a whole number from 0 to 99."""
     first, *rest = (str(values.get(term, term)) for term in expression.split())
     total = int(first)
     for operator, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
@@ -131,7 +132,7 @@ def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | N
 
 @dataclass(frozen=True)
 class Problem:
-    """A question, the steps to its answer, its numbers, and whether the test split has its template and numbers."""
+    """A question, the steps to its answer, its numbers, and whether it is held out for the test split."""
 
     question: str
     steps: tuple[str, ...]
@@ -145,7 +146,7 @@ class Problem:
 
 
 def _another_operation(expression: str, values: Mapping[str, int]) -> str:
-    """Replaces an expression's last operation by a wrong one; "a + x" gives "x - a" if "a - x" is below 0."""
+    """Replaces an expression's last operation with a wrong one. "a + x" becomes "x - a" if "a - x" is below 0."""
     head, operator, last = expression.rsplit(" ", 2)
     if operator == "+" and values.get(head, 99) < values.get(last, 0):
         head, last = last, head
@@ -153,9 +154,9 @@ def _another_operation(expression: str, values: Mapping[str, int]) -> str:
 
 
 def solve(rng: random.Random, problem: Problem, mistake: bool = False) -> str | None:
-    """Returns the solution in GSM8K's form; with `mistake`, one step uses a wrong operation.
+    """Returns the solution in GSM8K's form, or None if a result is not a whole number from 0 to 99.
 
-    Returns None if a result is not a whole number from 0 to 99.
+    With `mistake`, one step uses a wrong operation.
     """
     values = dict(problem.numbers)
     steps = problem.steps
@@ -202,7 +203,7 @@ def problem(rng: random.Random) -> Problem:
 
 
 def lesson(rng: random.Random, asked: Problem) -> str:
-    """Returns a training text: two in five are in the observer's prompt form, and one in five has EXAMPLE."""
+    """Returns a training text: two in five have the observer's prompt form, and one in five starts with EXAMPLE."""
     prefix = EXAMPLE if rng.random() < 0.2 else ""
     if rng.random() < 0.6:
         return f"{prefix}Question: {asked.question} Answer: {attempt(rng, asked, MISTAKES)}"
@@ -211,7 +212,7 @@ def lesson(rng: random.Random, asked: Problem) -> str:
         answer = attempt(rng, asked, 0.2)
     else:
         answer = reference if rng.random() < 0.3 else attempt(rng, asked, 0.3)
-    # Two spaces, as a response begins with a space.
+    # Two spaces: the template's space, and the space with which a response begins.
     return f"{prefix}Question: {asked.question} Reference:  {reference} Answer: {answer}"
 
 
@@ -227,7 +228,7 @@ def drill(rng: random.Random) -> str:
 
 
 def attempt(rng: random.Random, asked: Problem, mistakes: float) -> str:
-    """Returns a solution; with probability `mistakes` it is a guess without steps, or has a wrong operation."""
+    """Returns a solution, which with probability `mistakes` is a guess without steps or has a wrong operation."""
     if rng.random() >= mistakes:
         return asked.answer
     text = solve(rng, asked, mistake=True) if rng.random() >= GUESSES else None
@@ -240,7 +241,7 @@ def attempt(rng: random.Random, asked: Problem, mistakes: float) -> str:
 
 @cache
 def _problems() -> dict[str, list[Problem]]:
-    """Returns the first problems that the generator draws for each split; test problems are distinct."""
+    """Returns each split's problems, in the order in which they are drawn; test problems are distinct."""
     rng = random.Random(0)
     train: list[Problem] = []
     test: dict[tuple[tuple[str, ...], tuple[tuple[str, int], ...]], Problem] = {}

@@ -1,4 +1,4 @@
-"""Settings of a run on IMDB. Importing them does not import torch."""
+"""Settings of a run on IMDB. Importing this module does not import torch."""
 
 from typing import ClassVar
 

@@ -4,7 +4,7 @@
     python imdb_train/ppo.py --config configs/imdb/gpt2_large.yaml  # the paper's Table 1
     python imdb_train/ppo.py --config FILE --ppo.init_kl_coef 0.1   # any key as a flag; --help lists them
 
-The same trainer, data, reward and settings as `imdb_train/cory.py`, which makes two agents instead of one.
+Trainer, data, reward and settings are the same as in `imdb_train/cory.py`, which makes two agents instead of one.
 """
 
 import sys

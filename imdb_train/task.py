@@ -19,7 +19,7 @@ from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig
 def queries(
     config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> Dataset:
-    """Returns a dataset whose `prompt` column has the first 2 to 8 tokens of each review, as many as `seed` draws.
+    """Returns a dataset whose `prompt` column has the first tokens of each review; `seed` draws their number.
 
     Queries from toy reviews are kept only if they belong to the split (`toy.is_held_out`).
 
@@ -45,7 +45,7 @@ def queries(
         config.min_query_tokens, config.max_query_tokens + 1, len(texts)
     )
     # Sixty characters per token are plenty, so the rest of a long review is not tokenized. `verbose=False` silences a
-    # warning about texts beyond a small context, which does not matter: only their first tokens are used.
+    # warning about texts longer than a small context. Only their first tokens are used.
     heads = tokenizer(
         [text[: 60 * config.max_query_tokens] for text in texts],
         add_special_tokens=False,
@@ -61,7 +61,7 @@ def queries(
         if not prompts:
             longest = config.max_query_tokens
             raise UserError(
-                f"task.max_query_tokens: expected queries of split {split!r}, got none of up to {longest}"
+                f"task.max_query_tokens: expected queries of split {split!r} in up to {longest} tokens, got none"
             )
     return Dataset.from_dict({"prompt": prompts})
 
@@ -85,7 +85,7 @@ def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
     )
     reward: Classifier | Reward = classifier
     if separator:
-        # Recorded under another name, since an evaluation scores all its runs with one reward.
+        # A reward with the space is recorded under another name, so that evaluations note the difference between runs.
         reward = Reward(classifier, name="cory.rewards.Classifier, after a space")
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
     if rows is None:
@@ -99,7 +99,7 @@ def training_rows(config: ImdbConfig) -> Dataset:
 
 
 def held_out_rows(config: ImdbConfig, split: str | None = None) -> Dataset:
-    """Returns a split's queries (None: the split `test`'s). Raises a UserError if training used the default split."""
+    """Returns a split's queries (None: split `test`). Raises a UserError if training used that default split."""
     if split is None:
         check_held_out(config.task.dataset, config.task.split)
         split = "test"

@@ -2,9 +2,9 @@
 
 The models are shipped in `weights/` beside this file (made by `toys/make_imdb_toy.py`). The reviews are generated,
 and are the same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The
-classifier was trained to predict the mood. The language model was trained on reviews and, in the observer's prompt
-form, on rewriting examples that continue a text one mood better than quoted. A better response therefore helps an
-observer that reads it, as with a pre-trained LLM.
+classifier was trained to predict the mood. The language model was trained on reviews, and on rewriting examples in the
+observer's prompt form: each quotes a text and then continues its beginning one mood better. A better response therefore
+helps the observer that reads it, as it would help a pre-trained LLM.
 """
 
 import hashlib
@@ -20,10 +20,10 @@ SHIPPED = Path(__file__).resolve().parent / "weights"
 POLICY = SHIPPED / "policy"
 REWARD_MODEL = SHIPPED / "reward_model"
 LARGE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cory" / "imdb_large_v1"
-# Numbers of reviews that queries are cut from; the models were trained on the first ones.
+# Numbers of reviews from which queries are cut. The models were trained on the training reviews.
 TRAIN_REVIEWS = 8000
 TEST_REVIEWS = 8000
-# Share of all possible queries held out for testing; it gives more than 500 distinct ones.
+# Share of all possible queries held out for testing, which gives more than 500 distinct queries.
 HELD_OUT = 0.2
 OBSERVER = 'I can make this sentence "{sentence}" more positive: {rewrite}'
 MOODS = (-2, -1, 0, 1, 2)
@@ -101,7 +101,7 @@ def review(rng: random.Random) -> tuple[str, int]:
 
 
 def rewriting(rng: random.Random) -> str:
-    """Returns an example in the observer's prompt form: the quoted sentence's query, continued one mood better."""
+    """Returns an example in the observer's prompt form, which continues the quoted text's beginning one mood better."""
     mood = rng.choice(MOODS)
     seed = rng.getrandbits(32)
     phrases = _phrases(rng, mood, seed)
@@ -139,16 +139,16 @@ def reviews(split: str) -> list[str]:
 
 
 def is_held_out(query: str) -> bool:
-    """Whether a query is held out for testing. Only its text decides, not its review or the seed that cut it."""
+    """Whether a query is held out for testing. Only its text decides, so other reviews and seeds change nothing."""
     start = hashlib.sha256(query.encode()).digest()[:8]
     return int.from_bytes(start, "big") < HELD_OUT * 2**64
 
 
 def of_split(queries: Sequence[str], split: str) -> list[str]:
-    """Returns the queries that belong to a split, in order; for the split `test` without duplicates.
+    """Returns the queries that belong to a split, in order; split `test` has no duplicates.
 
-    Queries are split by their own text: different reviews often share their first words, so two splits of the reviews
-    would share most of their queries.
+    Splitting the reviews instead would leak test queries into training, as different reviews often share their first
+    words.
     """
     if split == "test":
         return [query for query in dict.fromkeys(queries) if is_held_out(query)]

@@ -1,1 +1,1 @@
-"""Scripts that make small models: the shipped toys, the examples' models, and models of real text without a hub."""
+"""Scripts that make small models: the shipped toys, the examples' models, and models for machines without a hub."""

@@ -1,10 +1,10 @@
 """Makes the model of GSM8K's toy setting, which is shipped in `gsm8k_train/weights/`, and measures it.
 
-    python -m toys.make_gsm8k_toy FOLDER     # makes it in FOLDER: minutes on two cores
+    python -m toys.make_gsm8k_toy FOLDER     # makes the model in FOLDER: minutes on two cores
     python -m toys.make_gsm8k_toy            # prints the shipped model's quality
 
 The model has a real architecture. It is trained from scratch on generated problems and saved as an ordinary Hugging
-Face folder, in half precision. Weights are shipped because the quality of a training depends on the machine.
+Face folder, in half precision. Weights are shipped because a model trained on another machine may be better or worse.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Trains small models of real text on IMDB, from scratch: a DistilBERT reward model and a GPT-2.
+"""Trains small models on IMDB's reviews, from scratch: a DistilBERT reward model and a GPT-2 policy.
 
     python -m toys.make_imdb_models FOLDER                          # IMDB from the Hub
     python -m toys.make_imdb_models FOLDER --dataset IMDB_FOLDER    # with {train,test,unsupervised}.parquet
@@ -6,7 +6,7 @@
 
 Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders. Prints their quality on the test reviews
 and keeps it in FOLDER/quality.json. The same seed, kind of processor and number of threads (default 1) give the same
-models. Use them if no hub is reachable; otherwise use `lvwerra/distilbert-imdb` and a pre-trained LLM.
+models. They are for machines without access to a hub. Otherwise use `lvwerra/distilbert-imdb` and a pre-trained LLM.
 """
 
 import json
@@ -26,7 +26,7 @@ LM_REVIEWS = 70_000  # reviews for the language model, out of 75,000 outside the
 QUALITY_WORDS = (16, 32, 96)  # lengths of beginnings on which the classifier is tested
 QUALITY_REVIEWS = 2000
 MINUTES = {"reward_model": 20, "policy": 30}  # measured
-LEAST = 0.6  # smallest accuracy on the longest beginnings; some trainings stay at chance
+LEAST = 0.6  # required accuracy on the longest beginnings, since some trainings stay at chance
 
 
 def make(
@@ -34,7 +34,7 @@ def make(
 ) -> dict[str, float]:
     """Fills `folder` with reward_model/ and policy/, keeping what already exists, and measures them.
 
-    Raises a UserError: the data set is not available.
+    Raises a UserError if the dataset is not available.
     """
     import torch  # imported late, as it takes seconds
 

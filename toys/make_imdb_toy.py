@@ -1,12 +1,12 @@
 """Makes the models of IMDB's toy setting, which are shipped in `imdb_train/weights/`, and measures them.
 
-    python -m toys.make_imdb_toy FOLDER             # makes both in FOLDER: a minute on two cores
+    python -m toys.make_imdb_toy FOLDER             # makes both models in FOLDER: a minute on two cores
     python -m toys.make_imdb_toy FOLDER --untaught  # a policy that has never seen the observer's prompt form
     python -m toys.make_imdb_toy tiny_large         # the larger policy, which is not shipped, in the cache
     python -m toys.make_imdb_toy                    # prints the shipped models' quality
 
 The models have real architectures. They are trained from scratch on generated reviews and saved as ordinary Hugging
-Face folders, in half precision. Weights are shipped because the quality of a training depends on the machine.
+Face folders, in half precision. Weights are shipped because models trained on another machine may be better or worse.
 """
 
 import random
@@ -33,7 +33,9 @@ from toys.small_models import (
 
 # Target probabilities of the classifier, by mood.
 POSITIVE = {-2: 0.003, -1: 0.15, 0: 0.5, 1: 0.85, 2: 0.997}
-DRAWN = 9000  # reviews drawn before the rewritings; models learn from the first toy.TRAIN_REVIEWS
+DRAWN = (
+    9000  # reviews drawn before the rewritings; models learn only from the first toy.TRAIN_REVIEWS
+)
 REWRITINGS = 9000  # examples in the observer's prompt form that the policy learns from
 
 
@@ -72,7 +74,7 @@ def make_untaught(folder: Path) -> None:
 
 
 def make_large(folder: Path) -> None:
-    """Fills `folder` with a policy of twice the parameters, with the same tokenizer and texts."""
+    """Fills `folder` with a policy of twice the parameters, with the same tokenizer and training texts."""
     reviews, rewritings = _texts(random.Random(0))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(toy.POLICY)
     texts = [text for text, _ in reviews] + rewritings
@@ -81,7 +83,7 @@ def make_large(folder: Path) -> None:
 
 
 def large() -> Path:
-    """Returns the cached folder of the larger policy, which is made if it is missing."""
+    """Returns the cached folder of the larger policy, making the policy if it is missing."""
     return cached(toy.LARGE, make_large)
 
 

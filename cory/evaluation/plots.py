@@ -34,7 +34,7 @@ def plot_evaluation(evaluation: Mapping[str, Any], path: Path) -> None:
 
 
 def evaluation_colours(names: Sequence[str]) -> list[Any]:
-    """Returns the colour of each row: its run's."""
+    """Returns the colours of the rows. Rows of one run have the same colour."""
     runs = [name.split("/agent_")[0] for name in names]
     agents: dict[str, set[str]] = {}
     for run, name in zip(runs, names, strict=True):
@@ -48,7 +48,7 @@ def evaluation_colours(names: Sequence[str]) -> list[Any]:
 
 
 def colours_by_agents(agents: Mapping[str, int]) -> dict[str, Any]:
-    """Assigns colours: PPO's to the first run with one agent, CORY's to the first with several, further ones to others.
+    """Assigns colours: PPO's to the first run with one agent, CORY's to the first with several, others to the rest.
 
     Args:
         agents: the number of agents, by the name of a run or group of runs.

@@ -1,15 +1,18 @@
 """Rows of an evaluation: the runs' agents, other models, and chains of them. Importing this does not import torch.
 
+In a chain, models answer one after the other and read the earlier answers. An agent's base is the model that it was
+trained from.
+
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
-  observer. A chain of two agents is thus compared with two calls of one model; longer chains add a call per role. If
-  the agent's only role is not the first role of the task's chain, it answers once.
+  observer. A chain of two agents is thus compared with two calls of one model. Longer chains add a call per role. If
+  the agent's only role is not the first role of the task's chain, the agent answers once.
 * untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. Otherwise this
   chain is `base after itself`.
 
-KL is to the base model under the same prompt: the query for solo rows, the observer's prompt for the others. Each model
-is loaded with its run's settings (chat template, quantization) and reads its run's prompts.
+KL is to the base under the same prompt: the query for solo rows, the observer's prompt for the others. Each model is
+loaded with its run's settings (chat template, quantization) and reads its run's prompts.
 """
 
 import itertools
@@ -54,7 +57,7 @@ class ModelSource(NamedTuple):
 
 
 def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict[str, ModelSource]:
-    """Returns how a run's saved agents are loaded, by name. KL is to the model that an agent was trained from.
+    """Returns how a run's saved agents are loaded, by name.
 
     Args:
         config: the run's settings.
@@ -77,7 +80,7 @@ def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict
 
 
 def base_of_saved(model: ModelConfig) -> ModelConfig:
-    """Returns the model from which an earlier run trained this agent. A model that is no such agent is returned."""
+    """Returns the base of a run's saved agent. A model that is not a saved agent is its own base."""
     folder = Path(model.name)
     run = folder.parent
     if not re.fullmatch(r"agent_\d+", folder.name) or not (run / "config.yaml").exists():
@@ -85,7 +88,7 @@ def base_of_saved(model: ModelConfig) -> ModelConfig:
     config = run_config(run)
     base = config.of_agent(agent_index(folder.name)).model
     base = replace(base, name=config.resolve(base.name), chat_template=model.chat_template)
-    # An agent that was frozen in the earlier run as well has the base that it had there.
+    # If the earlier run did not train the agent either, its model there may itself be a saved agent.
     return base if config.is_trained(agent_index(folder.name)) else base_of_saved(base)
 
 
@@ -124,11 +127,11 @@ class Row:
         return len(self.earlier)
 
     def after(self, chain: "Row") -> "Row":
-        """Returns the row of this model as the next role of a chain: RUN/agent_2 after agent_1."""
+        """Returns the row in which this model has the next role of a chain, such as `RUN/agent_2 after agent_1`."""
         return replace(self, name=f"{self.name} after {chain.name.split('/')[-1]}", reads=chain)
 
     def after_itself(self) -> "Row":
-        """Returns the row of the same model as the next role."""
+        """Returns the row in which the same model also has the next role."""
         return replace(self, name=f"{self.name} after itself", reads=self)
 
 
@@ -141,9 +144,9 @@ class Lineup:
         runs: the settings of the runs, by folder.
         sampling: the sampling settings of all rows.
         kl_coef: eta of the combined reward.
-        team_sizes: lengths of the chains that earn a team reward, in responses.
+        team_sizes: numbers of responses for which a chain earns a team reward.
         notes: caveats about the numbers.
-        sampled_kl: whether to report the sampled KL beside the full one, as a run penalizes it.
+        sampled_kl: whether to report the sampled KL beside the full KL, because a run penalizes the sampled KL.
         date: the date shown by chat templates that print one: the first run's, or None for today.
     """
 
@@ -172,7 +175,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         )
 
     for run, config in runs.items():
-        announce_prompts(run, config)  # their code runs when the tasks get the runs' prompts, below
+        announce_prompts(run, config)  # before `with_prompts_of` runs code in prompt files
     # The first run sets base, prompts, sampling and eta.
     if runs:
         first_run, config = next(iter(runs.items()))
@@ -218,7 +221,9 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
     names = [row.name for row in rows]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UserError(f"models: expected folders with different names, got two rows {twice!r}")
+        raise UserError(
+            f"models: expected folders with different names, got two rows named {twice!r}"
+        )
     if settings.only is not None:
         rows = [row for row in rows if row.name.startswith(f"{run_label(Path(settings.only))}/")]
     return Lineup(
@@ -226,7 +231,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         runs=runs,
         sampling=config.sampling.after_training(settings.sampling),
         kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
-        # A single agent after itself has the length of the longest chain and earns a team reward, too.
+        # A single agent that answers after itself as often as the longest chain earns a team reward, too.
         team_sizes={longest, *roles},
         notes=notes,
         sampled_kl=any(config.ppo.kl_penalty == "kl" for config in runs.values()),
@@ -241,7 +246,7 @@ def _add_agents(
     run_task = with_prompts_of(run, task, settings.task)
     agents = []
     for name, source in agent_sources(run, config, settings.model).items():
-        # KL is to the agent's base, unless the settings name one for all.
+        # KL is to the agent's own base, unless the settings name one base for all rows.
         base = solo[0].source.base if settings.base else source.base
         if config.is_trained(agent_index(name)) and _row_of(base, solo) is None:
             solo.append(Row(f"base of {name}", ModelSource(base, None, base), run_task))
@@ -272,7 +277,7 @@ def _references(solo: Sequence[Row]) -> list[str]:
 
 
 def _untrained_chains(solo: Sequence[Row], agents: Sequence[Row], config: Config) -> list[Row]:
-    """Chains of two agents before training, in both orders, if both learn and their bases differ."""
+    """Returns chains of two agents before training, in both orders, if both learn and their bases differ."""
     rows = []
     trained = [agent for agent in agents if config.is_trained(agent_index(agent.name))]
     for pioneer, observer in itertools.permutations(trained, 2):
@@ -285,19 +290,19 @@ def _untrained_chains(solo: Sequence[Row], agents: Sequence[Row], config: Config
 
 
 def _chains(agents: Sequence[Row], config: Config) -> list[Row]:
-    """Chains of a run's agents: each pair in both orders, and, for each agent, the full chain that it begins."""
+    """Returns chains of a run's agents: each pair in both orders, and the full chain that each agent begins."""
     rows = [observer.after(pioneer) for pioneer, observer in itertools.permutations(agents, 2)]
     for start, pioneer in enumerate(agents):
         chain = pioneer
         for role in range(1, config.cory.num_roles):
             chain = agents[(start + role) % len(agents)].after(chain)
-            if role > 1:  # the chain of two is there already
+            if role > 1:  # chains of two are already among the pairs
                 rows.append(chain)
     return rows
 
 
 def _after_itself(row: Row, calls: int) -> list[Row]:
-    """Chains of up to `calls` calls in which one model holds all roles."""
+    """Returns chains of 2 to `calls` calls in which one model holds all roles."""
     rows = [row]
     while len(rows) < calls:
         rows.append(rows[-1].after_itself())
@@ -310,9 +315,8 @@ def _after_itself(row: Row, calls: int) -> list[Row]:
 def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Task":
     """Returns the task with the prompts and roles that a run has recorded.
 
-    Prompts that `changes` to the run's `task` block set stay the task's. So do roles that the run does not have: a
-    single agent reads them when it answers after itself. If the run's first role is not the task's first role, no
-    further roles are added.
+    Prompts named in `changes` (to the run's `task` block) are taken from the task. So are roles that the run lacks,
+    which a single agent holds when it answers after itself. They are added only if the run's first role is the task's.
     """
     config = run_config(run)
     templates = dict(read_settings(run)["fingerprint"]["prompts"])
@@ -324,7 +328,7 @@ def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Tas
     count = config.cory.num_roles
     further = task.prompts.roles[count:]
     if further and begins_as(task.prompts, prompts):
-        # Named after the task's roles, as the further templates may refer to them.
+        # The run's roles get the task's names, to which the further roles' templates may refer.
         first = [
             replace(
                 prompts.settings(role), name=prompts.settings(role).name or task.prompts.name(role)
@@ -336,7 +340,7 @@ def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Tas
 
 
 def begins_as(chain: RolePrompts, prompts: RolePrompts) -> bool:
-    """Whether `prompts` begins with the chain's first role: it has that role's name, or none."""
+    """Whether the first role of `prompts` is the chain's first role: it has the same name, or no name."""
     return prompts.settings(0).name in (None, chain.name(0))
 
 

@@ -18,7 +18,7 @@ SHOWN = (
     "task_reward",
     "team_reward",
     "chain_kl",
-    "chain_sampled_kl",  # if a run penalizes it
+    "chain_sampled_kl",  # only if a run penalizes it
     "combined_reward",
     "distinct_1",
     "distinct_2",
@@ -62,7 +62,7 @@ def table_rows(
 ) -> list[dict[str, Any]]:
     """Returns one row per model: the metrics of docs/metrics.md, each with `NAME_ci`, its 95 % interval's half-width.
 
-    Intervals cluster by query (`row_keys`). `NAME_ci` is None for a single query, and if the interval would
+    Intervals cluster by query (`row_keys`). `NAME_ci` is None if there is a single query, or if the interval would
     reach below 0 although no value does.
 
     Args:
@@ -76,8 +76,8 @@ def table_rows(
         row: dict[str, Any] = {"name": name, "calls": len(chain)}
         values = {
             **_values_by_query(chain, task, settings, kl_coef),
-            **_values_of_votes(model_records, task, settings),
-            **_values_of_task(model_records, columns, task),
+            **_vote_values(model_records, task, settings),
+            **_task_values(model_records, columns, task),
         }
         for metric, by_query in values.items():
             # A metric that applies to none of a query's responses is nan there.
@@ -135,7 +135,7 @@ def chain_of(records: Mapping[str, Records], row_records: Records) -> list[Recor
 def _values_by_query(
     chain: Sequence[Records], task: Task, settings: EvaluationConfig, kl_coef: float
 ) -> dict[str, list[float]]:
-    """Returns each metric's values, one per query: the mean over its samples. `chain`: see `chain_of`."""
+    """Returns each metric's mean over samples, one per query. `chain`: see `chain_of`."""
     mean = statistics.fmean
     last_call = chain[0]
     task_rewards = [mean(record["rewards"]) for record in last_call]
@@ -159,7 +159,7 @@ def _values_by_query(
             task_reward + team_reward
             for task_reward, team_reward in zip(task_rewards, team_rewards, strict=True)
         ]
-    # A combined reward without the task's team reward would not compare with rows that include it.
+    # Without the task's team reward, a combined reward would not be comparable with a full chain's.
     if has_team_reward or task.team is None:
         values["combined_reward"] = [
             reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)
@@ -186,14 +186,14 @@ def _values_by_query(
 
 
 def _summed(chain: Sequence[Records], key: str) -> list[float]:
-    """Returns, per query, the mean over samples summed over all calls."""
+    """Returns one value per query: the mean over samples, summed over all calls."""
     return [
         sum(statistics.fmean(record[key]) for record in calls) for calls in zip(*chain, strict=True)
     ]
 
 
 def best_of_2(rewards: Sequence[float]) -> float:
-    """Expected reward of the better of two responses: the larger reward, averaged over all pairs.
+    """Returns the expected reward of the better of two responses: the larger reward, averaged over all pairs.
 
     >>> best_of_2([1.0, 2.0, 0.0])
     1.6666666666666667
@@ -202,10 +202,10 @@ def best_of_2(rewards: Sequence[float]) -> float:
     return sum(rank * reward for rank, reward in enumerate(ranked)) / math.comb(len(ranked), 2)
 
 
-def _values_of_votes(
+def _vote_values(
     records: Records, task: Task, settings: EvaluationConfig
 ) -> dict[str, list[float]]:
-    """Returns, for each k above 1, each query's reward by a majority vote of k responses."""
+    """Returns `maj@k` for each k above 1: each query's mean reward if k responses vote on the answer."""
     ks = [k for k in settings.ks if k > 1]
     if not ks or task.extract is None:
         return {}
@@ -236,9 +236,9 @@ def majority(answers: Sequence[Hashable | None]) -> int:
 
 
 def majority_at_k(answers: Sequence[Hashable | None], rewards: Sequence[float], k: int) -> float:
-    """Mean reward of the responses chosen by votes of k, over consecutive groups of k responses.
+    """Splits the responses into consecutive groups of k and returns the mean reward of the groups' choices.
 
-    Responses that do not fill the last group are left out.
+    Each group chooses a response by `majority`. Responses that do not fill the last group are left out.
 
     >>> majority_at_k(["7", "5", "5", "3", "8", "8"], [0.0, 1.0, 1.0, 0.0, 0.0, 0.0], 3)
     0.5
@@ -249,10 +249,10 @@ def majority_at_k(answers: Sequence[Hashable | None], rewards: Sequence[float], 
     )
 
 
-def _values_of_task(
+def _task_values(
     records: Records, columns: Mapping[str, Sequence[Any]], task: Task
 ) -> dict[str, list[float]]:
-    """Returns the values of the task's metrics, and of its reward functions if it has several, one per query.
+    """Returns the values of each task metric, and of each reward function if there are several, one per query.
 
     A value is the mean over the samples to which the metric applies; nan if it applies to none.
     """

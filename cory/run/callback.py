@@ -23,7 +23,7 @@ class RunState:
 
     Args:
         iteration: the next iteration, from 0.
-        stopped_by: the guard that has ended the run, such as `guards.patience`, or "a callback"; None if nothing has.
+        stopped_by: the guard that ended the run early, such as `guards.patience`, or "a callback"; None otherwise.
     """
 
     iteration: int = 0
@@ -31,7 +31,7 @@ class RunState:
 
 
 class Trainer(Protocol):
-    """The interface of `CoryTrainer` that callbacks see; see there for its attributes."""
+    """The part of `CoryTrainer` that callbacks see. Its attributes are described in `CoryTrainer`."""
 
     config: Config
     agents: list[Agent]
@@ -43,7 +43,7 @@ class Trainer(Protocol):
     should_stop: bool
 
     def chain(self, k: int) -> Chain:
-        """Returns the chain of iteration `k`."""
+        """Returns the chain of iteration `k`: the agents in the order in which they answer."""
 
 
 class Callback:
@@ -58,40 +58,39 @@ class Callback:
     """
 
     def on_train_begin(self, trainer: Trainer, run: Run) -> None:
-        """Called before the first iteration, also when a run is resumed. `run.folder` is the run's folder."""
+        """Called before training starts or resumes. `run.folder` is the run's folder."""
 
     def on_iteration_begin(self, trainer: Trainer, k: int) -> None:
         """Called before iteration `k`, from 0. `trainer.schedule.order(k)` says which agent has which role."""
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        """Called after an iteration, before its lines are written.
+        """Called after an iteration, before its records are written to metrics.jsonl.
 
-        `iteration.records` holds one record per role (docs/metrics.md); keys added to a record go to metrics.jsonl.
+        `iteration.records` holds one record per role (docs/metrics.md). Keys added to a record are written, too.
         """
 
     def on_train_end(self, trainer: Trainer, run: Run) -> None:
-        """Called after the last iteration, when agents, summary and report are saved; not after a failure or signal."""
+        """Called once agents, summary and report are saved; not after a failure or a signal."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the callback's state for a checkpoint, as JSON values."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Loads what `state_dict` returned when a run continues; called before `on_train_begin`."""
+        """Restores the state that `state_dict` returned. Called before `on_train_begin` when a run continues."""
 
 
 def load_callbacks(names: list[str] | str) -> list[Callback]:
-    """Makes an object of each class that the settings name: `callbacks: FILE.py:NAME`.
+    """Creates an instance of each class that the settings name as `callbacks: FILE.py:NAME`.
 
-    Raises a UserError: a file is missing or fails, or it defines no such class, or the class is not a
-    callback.
+    Raises a UserError if a file is missing or raises an error, or if NAME is not a callback class in it.
     """
     callbacks = []
     for name in as_list(names):
-        kind = load_code("callbacks", name).value
-        if not (isinstance(kind, type) and issubclass(kind, Callback)):
+        callback_class = load_code("callbacks", name).value
+        if not (isinstance(callback_class, type) and issubclass(callback_class, Callback)):
             raise UserError(
-                f"callbacks: expected a class derived from cory.Callback, got {name} = {kind!r}"
+                f"callbacks: expected a class derived from cory.Callback, got {name} = {callback_class!r}"
             )
-        callbacks.append(kind())
+        callbacks.append(callback_class())
     return callbacks

@@ -35,9 +35,9 @@ from cory.run.tables import (
 from cory.settings import yaml_text
 from cory.streams import Purpose
 
-# Format of the progress bar; short enough for two agents on a line of 80 characters.
+# The progress bar's format, short enough for two agents on a line of 80 characters.
 LAYOUT = "{n_fmt}/{total_fmt} [{elapsed}<{remaining}]{postfix}"
-LINES = 10  # approximate number of progress lines without a terminal, besides the first
+LINES = 10  # without a terminal, about this many progress lines are printed after the first
 
 
 class Samples(Callback):
@@ -61,10 +61,12 @@ class Samples(Callback):
 
 
 def fixed_samples(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
-    """Samples responses to a few fixed queries: each agent solo, and, under `chain`, the run's first chain.
+    """Samples each agent's solo responses to a few fixed queries, by agent name.
 
-    A solo agent reads the first role's prompt. If roles are fixed and have their own prompts, the agents of later
-    roles never train on that prompt, so they have no solo responses.
+    With several roles, the key `chain` holds responses in the roles of the first iteration, role by role.
+
+    A solo agent reads the first role's prompt. If roles are fixed and have their own prompts, agents of later roles
+    never train on that prompt, so they are not sampled solo.
     """
     config = trainer.config
     size = trainer.task.rows_per_query(config.branches)
@@ -83,7 +85,7 @@ def fixed_samples(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
 
     samples = {}
     for name, chain in chains.items():
-        # All ranks answer all of these queries, so they draw the same random numbers.
+        # All ranks answer all of these queries, so the random numbers do not depend on the rank.
         num_roles = len(chain.agents)
         generators = role_generators(config.seed, Purpose.SAMPLES, num_roles)
         is_full_chain = num_roles == config.cory.num_roles  # only a full chain earns a team reward
@@ -103,7 +105,7 @@ def fixed_samples(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
 
 
 class Guards(Callback):
-    """Explains each flag when it is first raised, and ends runs whose KL grows too large.
+    """Explains each warning flag when it is first raised, and ends runs whose KL grows too large.
 
     A run ends when a role's KL to the reference exceeds `guards.stop_at_kl`, in nats per response.
     """
@@ -132,8 +134,8 @@ class Guards(Callback):
 class EarlyStopping(Callback):
     """Ends a run after `guards.patience` held-out evaluations without a better reward.
 
-    The reward is the task reward, averaged over roles, plus any team reward. Whenever it is the best so far, the agents
-    are saved in RUN/best; the evaluation before training is the first candidate.
+    The reward is the task reward, averaged over roles, plus any team reward. The agents with the best reward so far are
+    kept in RUN/best, starting with the untrained ones.
 
     Args:
         held_out: the callback that measures the reward.
@@ -217,7 +219,7 @@ class Progress(Callback):
             return
         text = progress_line(iteration.records)
         if self.held_out.latest:
-            # The first line shows the reward before training, for later ones to compare with.
+            # The first line shows the reward before training, to compare later rewards with.
             before = list(self.held_out.before.values()) if iteration.index == 0 else []
             rewards = held_out_rewards(before) if before else self.held_out.latest
             measured_at = 0 if before else self.held_out.measured_at
@@ -260,7 +262,7 @@ class Results(Callback):
     """
 
     def on_train_begin(self, trainer: Trainer, run: Run) -> None:
-        # A resumed run has its frozen agents already.
+        # A resumed run has already saved its frozen agents.
         if not run.resumed:
             save_agents(run, [agent for agent in trainer.agents if not agent.is_trained])
 
@@ -317,7 +319,7 @@ def save_agents(
 ) -> None:
     """Saves agents in the run's folder or a subfolder, replacing earlier ones. All processes must call this.
 
-    With a `summary`, the subfolder also gets the settings, so that it can be read as a run.
+    A `summary` is saved with them, together with the run's settings, so that the subfolder can be read as a run.
     """
     # The main process writes; the others only help to gather sharded weights.
     with filled(run.folder) if run.writes else nullcontext(run.folder) as unfinished:

@@ -26,14 +26,14 @@ def model_card(
     iterations: int,
     repository: str | None = None,
 ) -> str:
-    """Returns a README.md for saved agents. It names no local path, and its texts are escaped for Markdown and HTML.
+    """Returns a README.md for saved agents, without local paths and with texts escaped for Markdown and HTML.
 
     Args:
         agents: the agents' folders, by name.
         config: the run's settings.
         fingerprint: the fingerprint in the run's config.yaml.
         iterations: the number of iterations trained.
-        repository: user/name of a repository with the agents in subfolders. None: a card for a single agent's folder.
+        repository: user/name of a repository with the agents in subfolders. None: the card is for one agent's folder.
     """
     has_adapter = any(map(is_adapter, agents.values()))
     origins = []
@@ -63,7 +63,9 @@ def model_card(
     rewards = [fingerprint[key] for key in ("reward", "team_reward") if fingerprint.get(key)]
     task += f", reward {markdown(' and '.join(rewards))}"
 
-    prompts = RolePrompts(roles=tuple(config.roles))  # for the names; runs no prompt files
+    prompts = RolePrompts(
+        roles=tuple(config.roles)
+    )  # gives the roles' names without running prompt files
     task_templates = fingerprint.get("prompts") or {}
     templates = {}
     for role in range(config.cory.num_roles):
@@ -92,7 +94,7 @@ def model_card(
 
 
 def base_of(agent: str, config: Config) -> tuple[str, bool]:
-    """Returns the model that an agent started from, as a Hub id or local folder's name, and whether it is a folder."""
+    """Returns the Hub id or folder name of the model that an agent started from, and whether it is a folder."""
     name = config.of_agent(agent_index(agent)).model.name
     is_folder = is_local(name) or Path(config.resolve(name)).is_dir()
     return Path(name).name if is_folder else name, is_folder

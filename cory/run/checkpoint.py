@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 import cory.process as process
 from cory.agent import Agent
 from cory.config import Config
-from cory.errors import NotFinite, UserError
+from cory.errors import NotFinite, UserError, counted
 from cory.identity import check_models, data_hash, policy_models, versions
 from cory.parallel import distributed, sharding
 from cory.parallel.devices import choose_device, machine_name
@@ -49,7 +49,7 @@ from cory.settings import yaml_text
 from cory.task import Task
 
 CALLBACK = "a callback"  # `stopped_by` of a run that a callback ended, in place of a guard's name
-# Descriptions of what changed if a hash differs; braces stand for other entries of the fingerprint.
+# What has changed if a hash in the fingerprint (see `fingerprint`) differs. Braces hold the fingerprint's other keys.
 HASHED = {
     "fingerprint.reward_sha256": "the file that defines the reward {reward}",
     "fingerprint.team_reward_sha256": "the file that defines the team reward {team_reward}",
@@ -66,11 +66,11 @@ class Checkpoint:
     Args:
         iteration, stopped_by: see `RunState`.
         processes: the run's number of processes.
-        settings: the contents of config.yaml: settings, the task's fingerprint, versions.
+        settings: the contents of config.yaml (see `run_record`).
         agents: the scalar state of each agent's learner, by agent name.
         callbacks: the callbacks' states, in order.
-        lengths: the number of valid bytes in each of the run's .jsonl files, by name. Later lines belong to iterations
-            that will be computed again.
+        lengths: the number of valid bytes in each of the run's .jsonl files, by name. Later bytes are cut when the run
+            continues, as their iterations are repeated.
     """
 
     iteration: NonNegativeInt
@@ -91,7 +91,7 @@ def checkpoints(run: Path) -> list[Path]:
 def save(
     run: Run, state: RunState, agents: Sequence[Agent], callbacks: Sequence[Callback], keep: int
 ) -> None:
-    """Writes a checkpoint and removes all but the newest `keep`. All processes must call this."""
+    """Writes a checkpoint and keeps only the newest `keep`. All processes must call this."""
     folder = run.folder / "checkpoints"
     target = folder / f"iter-{state.iteration:06d}"
     if run.writes:
@@ -142,10 +142,10 @@ def open_run(
     callbacks: Sequence[Callback],
     state: RunState,
 ) -> Iterator[Run]:
-    """Opens a new run, or the one that `config.resume` names, and loads its state into agents, callbacks and `state`.
+    """Opens a new run, or the run named by `config.resume`, whose state is loaded into agents, callbacks and `state`.
 
-    The run's folder is locked against other processes until the block ends. An error in the block gets a note with the
-    newest checkpoint and the command that continues from there.
+    The run's folder is locked against other processes until the block ends. An error in the block gets a note that
+    names the newest checkpoint and the command that continues from there.
 
     Raises a UserError: the run cannot be continued with these settings, or its folder cannot be written.
     """
@@ -183,7 +183,7 @@ def open_run(
 
 
 def fingerprint(config: Config, task: Task, held_out: Dataset | None) -> dict[str, Any]:
-    """Identifies what the settings do not capture: the task's reward, prompts and data, and the models' contents."""
+    """Returns names and hashes of what settings only point to: reward, prompts, data and the models' contents."""
     result = task.fingerprint()
     if held_out is not None:
         result["held_out_sha256"] = data_hash(held_out)
@@ -191,7 +191,7 @@ def fingerprint(config: Config, task: Task, held_out: Dataset | None) -> dict[st
 
 
 def _prepare_agents(agents: Sequence[Agent], run: Run) -> None:
-    """Gives agents the run's date, and an inference engine the folder from which it loads their weights."""
+    """Sets the agents' date and, for an inference engine, the folder from which it loads their weights."""
     for agent in agents:
         agent.date = run.record["date"]  # chat templates may show it
     engine = agents[0].engine  # shared by all agents
@@ -203,13 +203,13 @@ def _prepare_agents(agents: Sequence[Agent], run: Run) -> None:
 def run_record(config: Config, fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the contents of config.yaml, also kept in checkpoints: settings, fingerprint, versions, machine, date.
 
-    `output` and `resume`, which concern a single start, have their defaults, so that the file can configure a new run.
+    `output` and `resume` are reset to their defaults, so that the file can configure a new run.
     """
     record = asdict(config) | {"output": None, "resume": None}
     record["fingerprint"] = dict(fingerprint)
     record["versions"] = versions() | {"machine": machine_name(choose_device(config.device))}
     record["date"] = date.today().isoformat()
-    return json.loads(json.dumps(record))  # plain types, as the file is read back
+    return json.loads(json.dumps(record))  # the types that reading a file gives
 
 
 def _folder(config: Config, name: str) -> Path:
@@ -218,13 +218,15 @@ def _folder(config: Config, name: str) -> Path:
         return new_folder(config.output, name)
     if config.resume == "auto":
         if config.output is None:
-            raise UserError("resume: auto: expected output, the folder of the run, got null")
+            raise UserError(
+                "resume: expected the run's folder as output, got null. auto continues the run in output"
+            )
         folder = Path(config.output)
         is_run = (folder / "config.yaml").exists() and "fingerprint" in read_settings(folder)
         return folder if is_run else new_folder(config.output, name)
     folder = Path(config.resume)
     if not (folder / "config.yaml").exists():
-        raise UserError(f"resume: expected auto, or the folder of a run, got {config.resume!r}")
+        raise UserError(f"resume: expected auto or a run's folder, got {config.resume!r}")
     return folder
 
 
@@ -244,27 +246,27 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
         raise _damaged(paths[-1], error, config) from None
 
     for key, (before, now) in differences(saved.settings, record).items():
-        change = f"expected {key}: {before!r} of {folder}, got {now!r}"
+        change = f"expected {key} = {before!r}, got {now!r}"
         if key in HASHED:
-            change = (
-                f"{HASHED[key].format(**record['fingerprint'])} has changed since {folder} began"
-            )
+            change = f"{HASHED[key].format(**record['fingerprint'])} has changed"
         new_run = (
             _new_run(folder, config)
             if finished_iterations(folder) == saved.iteration
             else f"A new run can start from its agents once --iterations {saved.iteration} has saved them"
         )
-        raise UserError(f"resume: {change}. Undo the change to continue. {new_run}")
+        raise UserError(f"resume: {change}. Undo the change to continue {folder}. {new_run}")
     check_models(
         saved.settings["fingerprint"]["models"], record["fingerprint"]["models"], str(folder)
     )
     if saved.processes != distributed.world_size():
         raise UserError(
-            f"resume: expected {saved.processes} processes, as when {folder} began, got {distributed.world_size()}"
+            f"resume: expected {saved.processes} processes, got {distributed.world_size()}. {folder} was started with "
+            f"{saved.processes}"
         )
     if config.iterations < saved.iteration:
         raise UserError(
-            f"iterations: expected at least {saved.iteration}, which {folder} has done, got {config.iterations}"
+            f"iterations: expected at least {saved.iteration}, got {config.iterations}. {folder} has already done "
+            f"{counted(saved.iteration, 'iteration')}"
         )
     for name, length in saved.lengths.items():
         file = folder / name
@@ -328,7 +330,7 @@ def _damaged(path: Path, error: Exception, config: Config) -> UserError:
 
 
 def _new_run(run: Path, config: Config) -> str:
-    """Returns the flags of a new run that starts from a run's saved agents or, without any, from its settings."""
+    """Returns flags for a new run from a run's saved agents, or with its settings if no agents are saved."""
     flags = f"--config {shlex.quote(f'{run}/config.yaml')} --output NEW"
     if finished_iterations(run) is None:
         return f"A new run with its settings: {flags}"
@@ -346,7 +348,7 @@ def resume_command(run: Path) -> str:
 
 
 def _advice(run: Path, config: Config, state: RunState, error: Exception) -> str:
-    """Returns the last lines of a failed run's message: its newest checkpoint, and how to go on."""
+    """Returns the note for a failed run's error: its newest checkpoint, and how to continue."""
     paths = checkpoints(run)
     if not paths:
         return f"No checkpoint is saved. {_new_run(run, config)}"

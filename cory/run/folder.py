@@ -1,4 +1,4 @@
-"""A run's folder, and functions that write its files atomically. Importing this does not import torch.
+"""A run's folder, and functions that write its files atomically. Importing this module does not import torch.
 
 Files and folders are written under a temporary name that begins with `.unfinished`, then renamed. Anything under its
 final name is complete. Lines of `.jsonl` files are appended; a checkpoint records how many of their bytes are valid.
@@ -35,11 +35,11 @@ SUMMARY = "summary.json"  # written after the agents: its presence marks a finis
 class Run:
     """A run's folder, and the records in it.
 
-    Only the main process writes and prints; the others keep the history.
+    Only the main process writes and prints. Every process keeps the history.
 
     Args:
         folder: the path of the folder.
-        record: the contents of config.yaml: settings, fingerprint, versions.
+        record: the contents of config.yaml (`cory.run.checkpoint.run_record`).
         writes: whether this process writes and prints.
         resumed: whether the run continues from a checkpoint.
         finished: whether the run is complete, so that its folder is only read.
@@ -48,7 +48,7 @@ class Run:
         history: the lines of metrics.jsonl so far.
         seconds: the seconds of each iteration so far.
         summary: entries that cory's own callbacks add to summary.json.
-        exits: when the run ends, even by an error, it closes what callbacks have opened, in reverse order.
+        exits: closes everything that callbacks have registered with it, in reverse order, when the run ends or fails.
     """
 
     def __init__(
@@ -91,14 +91,14 @@ class Run:
 
 
 def as_json(value: Any) -> Any:
-    """Converts a column's value to JSON types; others, such as dates, become text."""
+    """Converts a column's value to JSON types. Values of other types, such as dates, become text."""
     return json.loads(json.dumps(value, default=str))
 
 
 def finished_iterations(run: Path) -> int | None:
     """Returns the number of iterations after which the run finished and saved its agents; None if it never finished.
 
-    While a finished run is being extended, metrics.jsonl includes later iterations than those of the saved agents.
+    While a finished run is being extended, metrics.jsonl is ahead of the saved agents.
     """
     try:
         iterations = json.loads((run / SUMMARY).read_text(encoding="utf-8"))["iterations"]
@@ -110,8 +110,8 @@ def finished_iterations(run: Path) -> int | None:
 def run_agents(folder: Path) -> dict[str, Path]:
     """Returns a run's saved agents by their names in an evaluation, RUN/agent_1, ...; empty if `folder` is not a run.
 
-    A run without a summary has not ended. Agents in its folder may not match its metrics, because a resumed run can
-    restart from an iteration before they were saved.
+    A run without a summary has not ended. Its folder may hold agents from a later iteration than its metrics, because
+    a resumed run restarts from a checkpoint.
 
     Raises a UserError: the run has not ended, or the folder of an agent is missing.
     """
@@ -137,16 +137,16 @@ def run_label(folder: Path) -> str:
 
 
 def short_labels(names: Iterable[str]) -> dict[str, str]:
-    """Labels each run with the parts of its name that not all runs have, or with the first part if all have all.
+    """Labels each run with the parts of its name that not all runs share, or with its first part if all are shared.
 
     >>> short_labels(["imdb_cory_tiny-credit=own-seed3", "imdb_ppo_tiny-seed3"])
     {'imdb_cory_tiny-credit=own-seed3': 'imdb_cory_tiny, credit=own', 'imdb_ppo_tiny-seed3': 'imdb_ppo_tiny'}
     """
-    parts_of = {name: re.split(r"-(?=\w+=|seed\d)", name) for name in names}
-    common = set.intersection(*map(set, parts_of.values())) if parts_of else set()
+    parts_by_name = {name: re.split(r"-(?=\w+=|seed\d)", name) for name in names}
+    common = set.intersection(*map(set, parts_by_name.values())) if parts_by_name else set()
     return {
         name: ", ".join([part for part in parts if part not in common] or parts[:1])
-        for name, parts in parts_of.items()
+        for name, parts in parts_by_name.items()
     }
 
 
@@ -162,7 +162,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"{path}: expected lines of json ({error})") from None
+        raise UserError(f"{path}: expected lines of JSON ({error})") from None
     return parse_rows(text, str(path))
 
 
@@ -213,10 +213,10 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def new_folder(output: str | None, name: str) -> Path:
-    """Makes a folder: `output`, which must be new or empty, or the first free one of runs/NAME, runs/NAME-2, ...
+    """Makes the folder `output`, which must be new or empty. None: the first free one of runs/NAME, runs/NAME-2, ...
 
-    Hidden files are ignored: a process killed before it wrote anything may have left its lock. Raises a UserError if
-    the folder cannot be made or is not empty.
+    Hidden files are ignored, since a process killed before it wrote anything may have left its lock. Raises a UserError
+    if the folder cannot be made or is not empty.
     """
     if output == "":
         raise UserError("output: expected the path of a folder, got ''")
@@ -282,7 +282,7 @@ def filled(folder: Path) -> Iterator[Path]:
             flush(file)
         for path in sorted(unfinished.iterdir()):
             target = folder / path.name
-            if target.is_dir():  # renamed first, as a partly deleted folder would look complete
+            if target.is_dir():  # rename first: a partly deleted folder would look complete
                 os.replace(target, unfinished / f"old-{path.name}")
             os.replace(path, target)
     finally:

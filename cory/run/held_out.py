@@ -1,4 +1,4 @@
-"""Held-out evaluation during training, of rewards only. `cory/evaluation` also measures KL."""
+"""Measures rewards on held-out queries during training. `cory/evaluation` also measures KL, after training."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class HeldOut(Callback):
     Adds `eval_task_reward` and `eval_team_reward` to the records. The first iteration's records also get the rewards
     before training, as `eval_task_reward_before` and `eval_team_reward_before`.
 
-    The iteration's chain answers the queries, each time with the same random numbers. Training draws from other
-    streams and is unaffected.
+    The agents answer in the roles that they hold in the iteration, with the same random numbers every time. Training is
+    unaffected, as it draws from other random streams.
 
     Attributes:
         before: rewards before training, by role and name; empty if the run was resumed.
         latest: the latest rewards by name, averaged over roles; empty before the first evaluation.
-        measured_at: the number of iterations before the latest evaluation.
+        measured_at: the number of iterations trained before the latest evaluation.
     """
 
     def __init__(self) -> None:
         self.before: dict[str, dict[str, float]] = {}
         self.latest: dict[str, float] = {}
         self.measured_at = 0
-        self.seconds = 0.0  # since the last line of timings.jsonl
+        self.seconds = 0.0  # spent on evaluations since the last line of timings.jsonl
 
     def on_train_begin(self, trainer: Trainer, run: Run) -> None:
         if trainer.eval_dataset is None:
@@ -92,7 +92,7 @@ class HeldOut(Callback):
 def mean_rewards(
     chain: Chain, dataset: Dataset, config: Config
 ) -> tuple[list[float], float | None]:
-    """Returns each role's mean task reward on the rows of a dataset, and the mean team reward or None."""
+    """Returns each role's mean task reward on a dataset, and the mean team reward (None without one)."""
     task = chain.task
     rank, world_size = distributed.rank(), distributed.world_size()
     rank_rows = list(range(len(dataset))[rank::world_size])
@@ -118,7 +118,7 @@ def mean_rewards(
 
 
 def held_out_rows(config: Config, task: Task, dataset: Dataset | None) -> Dataset | None:
-    """Returns the first `eval_queries` rows, equally many per process; None without `eval_every`.
+    """Returns the first `eval_queries` rows, rounded down to equally many per process; None if `eval_every` is 0.
 
     Raises a UserError: there are no rows, or they do not fit the task.
     """

@@ -28,17 +28,18 @@ from cory.task import Task
 NUM_QUERIES = 4  # queries shown with responses, before and after training and in samples.jsonl
 EMPTY_SHARE = 0.1
 
-# Meanings of the flags in metrics.jsonl; each is printed once per start of a run.
+# Explanations of the warning flags in metrics.jsonl. A start of a run prints each of them at most once.
 MEANING = {
-    "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate, or, "
-    "where ppo.kl_penalty is full, kl (docs/paper.md, 'KL penalty').",
+    "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate or, "
+    "if ppo.kl_penalty is full, ppo.kl_penalty: kl (docs/paper.md, 'KL penalty').",
     "equal_rewards": "every response of the batch earned the same reward, so there is nothing to learn. Try a larger "
     "ppo.batch_size, or a task that is neither too hard nor too easy for the model.",
     "empty_responses": "more than one response in ten is empty. Look at samples.jsonl, sampling.stop and the prompts.",
     "ratio": "the probability ratio exceeded ppo.ratio_threshold, so an optimizer step had no gradient. Try a smaller "
     "ppo.learning_rate or fewer ppo.ppo_epochs.",
-    "collapse": "distinct-2 of the responses, {distinct_2:.2f}, is below half of the first iteration's (responses are "
-    "alike), or KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller ppo.learning_rate.",
+    "collapse": "distinct-2 of the responses, {distinct_2:.2f}, is below half of the first iteration's (responses "
+    "repeat each other), or KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef or a smaller "
+    "ppo.learning_rate.",
 }
 
 
@@ -81,7 +82,7 @@ def measure(
             **update_stats,
             "distinct_2": distinct(completions, 2),
         }
-        record |= _metrics_of_task(task, iteration, role)
+        record |= _task_metrics(task, iteration, role)
         first_record = first_records.get(record["role"], record)
         trained_on = torch.tensor(distributed.gather_rows(iteration.rewards[role].tolist()))
         record["flags"] = flags(record, first_record, trained_on, completions, kl_bound)
@@ -91,10 +92,10 @@ def measure(
     return sorted(records, key=lambda record: position[record["agent"]])
 
 
-def _metrics_of_task(task: Task, iteration: Iteration, role: int) -> dict[str, float]:
-    """Returns a role's means of the task's metrics, and of its reward functions if it has several.
+def _task_metrics(task: Task, iteration: Iteration, role: int) -> dict[str, float]:
+    """Returns a role's mean of each task metric and, if the task has several reward functions, of each of them.
 
-    Each mean is over the responses to which the metric applies; one that applies to none is left out.
+    A mean covers the responses to which the metric applies. A metric that applies to none is left out.
     """
     rollout = iteration.rollouts[role]
     completions = rollout.completions
@@ -124,7 +125,7 @@ def flags(
     completions: Sequence[str],
     kl_bound: float,
 ) -> list[str]:
-    """Returns the signs of trouble in a role's iteration, as keys of MEANING.
+    """Returns the warning flags of a role's iteration, which are keys of MEANING.
 
     Args:
         record: the role's metrics.
@@ -147,7 +148,7 @@ def flags(
 
 
 def sampled_texts(task: Task, iteration: Iteration, chains_per_query: int) -> list[dict[str, Any]]:
-    """Samples for a few queries of an iteration: the first chain of each group.
+    """Returns samples for a few queries: each query's first chain, which is one response per role.
 
     Must be called before the update: the KL is measured with the policy that sampled the responses.
     """
@@ -172,7 +173,9 @@ def describe(
     read: Sequence[str],
     team_rewards: torch.Tensor | None = None,
 ) -> list[dict[str, Any]]:
-    """Returns a record (docs/metrics.md) of each response in `rows`, role by role; of branches, only the first.
+    """Returns a record (docs/metrics.md) of each role's response to each of `rows`, role by role.
+
+    If a role samples several responses (branches) to one earlier response, only the first is included.
 
     Args:
         chain: the agents, in the order of their roles.
@@ -185,12 +188,12 @@ def describe(
     """
 
     def first_branches(responses: int) -> slice:
-        """Returns the rows of first branches among a role's `responses`."""
+        """Returns which of a role's responses are first branches, given their number."""
         branches = responses // len(columns["prompt"])
         return slice(0, rows.stop and rows.stop * branches, (rows.step or 1) * branches)
 
     queries = [query_text(prompt) for prompt in columns["prompt"][rows]]
-    further = {name: columns[name][rows] for name in read}
+    shown_columns = {name: columns[name][rows] for name in read}
     shown_team_rewards = {}
     if team_rewards is not None:
         first_chains = first_branches(len(team_rewards))
@@ -206,7 +209,7 @@ def describe(
                 "agent": agent.name,
                 "role": rollout.role,
                 "query": query,
-                "columns": {name: as_json(values[row]) for name, values in further.items()},
+                "columns": {name: as_json(values[row]) for name, values in shown_columns.items()},
                 "prompt": shown.prompts[row],
                 "completion": shown.completions[row],
                 **{name: values[row] for name, values in shown_rewards.items()},
@@ -254,7 +257,10 @@ def peak_memory_mb() -> float:
 
 
 def _gpus_in_use() -> list[int]:
-    """Returns the GPUs on which this process has allocated memory. Others are left alone, as a query takes memory."""
+    """Returns the GPUs on which this process has allocated memory.
+
+    Other GPUs must not be synchronized, as that would allocate memory on them.
+    """
     if not torch.cuda.is_initialized():
         return []
     return [gpu for gpu in range(torch.cuda.device_count()) if torch.cuda.max_memory_allocated(gpu)]

@@ -26,7 +26,7 @@ plt.rcParams["svg.hashsalt"] = "cory"  # makes SVG files reproducible
 
 CURVE_TITLES = {name: TITLES[name] for name in CURVES}
 SMOOTHING = 10  # iterations; a thin line shows the raw curve
-LONG = 4000  # rows; longer runs have their curves rasterized to keep the SVG small
+LONG = 4000  # rows of metrics.jsonl, above which curves are rasterized to keep the SVG small
 # Colours of PPO, CORY, then other methods or further agents.
 COLOURS = ("#c1440e", "#1f6fb4", "#3a8f4b", "#8156a3", "#8a6100", "#00757f", "#b0307c", "#5b6470")
 # Colours of matplotlib's tab20 that are neither red, blue nor grey; dark ones first.
@@ -49,16 +49,16 @@ def plot_curves(
         first_role: the name of the first role.
         note: text above the figure.
 
-    Thick lines are running means over up to 10 iterations. The second agent's lines are dashed, as all agents share the
-    team reward. Iterations in which the first agent is not the pioneer are shaded.
+    Thick lines are running means over up to 10 iterations. The second agent's lines are dashed, so that both agents'
+    curves stay visible where they are equal. Iterations in which the first agent is not the pioneer are shaded.
     """
     first = history[0]["agent"]
-    chain = [record for record in history if record["iteration"] == history[0]["iteration"]]
-    # An agent in several roles has a curve per role.
-    shared = len({record["agent"] for record in chain}) < len(chain)
+    first_records = [r for r in history if r["iteration"] == history[0]["iteration"]]
+    # An agent that holds several roles at once has a curve per role.
+    several_roles = len({record["agent"] for record in first_records}) < len(first_records)
 
     def label(record: dict[str, Any]) -> str:
-        return f"{record['agent']} as {record['role']}" if shared else record["agent"]
+        return f"{record['agent']} as {record['role']}" if several_roles else record["agent"]
 
     # Sorted by length first, so that agent_10 comes after agent_2.
     labels = sorted({label(record) for record in history}, key=lambda name: (len(name), name))
@@ -68,7 +68,7 @@ def plot_curves(
     }
     first_observing = sorted(k for k in observing if k - 1 not in observing)
     last_observing = sorted(k for k in observing if k + 1 not in observing)
-    # A single curve gets PPO's colour; several curves leave it out.
+    # A single curve has PPO's colour. Several curves start with CORY's.
     curve_colours = colours(1) if len(labels) == 1 else colours(1 + len(labels))[1:]
     titles = dict(CURVE_TITLES)
     if "team_reward" in history[0]:
@@ -117,14 +117,14 @@ def add_legend(figure: Figure, axis: Axes) -> None:
 
 
 def held_out_points(rows: Sequence[dict[str, Any]], metric: str) -> list[tuple[int, float]]:
-    """Returns a metric's held-out values with the number of iterations before each; empty if it has none."""
+    """Returns a metric's held-out values as (iterations trained, value); empty if there are none."""
     name = f"eval_{metric}"
     before = [(0, row[f"{name}_before"]) for row in rows if f"{name}_before" in row]
     return before + [(row["iteration"] + 1, row[name]) for row in rows if name in row]
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Writes a figure as SVG, PDF or a PNG of 256 colours, a third the size of one in full colour."""
+    """Writes a figure as SVG, PDF or PNG. A PNG has 256 colours, which makes it a third of the full-colour size."""
     if path.suffix in (".svg", ".pdf"):
         figure.savefig(path, dpi=130)
         plt.close(figure)

@@ -29,7 +29,7 @@ from cory.run.tables import (
 )
 
 NAME = "report.html"
-ITERATIONS = 25  # at most so many have their samples shown, evenly spaced, to keep the file small
+ITERATIONS = 25  # samples of at most this many iterations are shown, to keep the file small
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -52,8 +52,8 @@ class Page:
         notes: caveats.
         figure: an <svg> element (`cory.run.plots.svg`), or an empty string.
         tables: the tables below the figure.
-        completions: chains that answered a query, by the query with its columns. Each chain is a title and records like
-            the lines of samples.jsonl.
+        completions: the chains that answered each query, by the query's label. A chain is a title and one record per
+            role, like the lines of samples.jsonl.
     """
 
     title: str
@@ -123,7 +123,7 @@ def run_page(folder: Path, method: str) -> Page:
 
 
 def start_and_end(rows: Sequence[Record]) -> Table:
-    """Returns a table of the means of a run's roles and agents at its start and end."""
+    """Returns a table of each role's and agent's means at the start and end of a run."""
     agents = sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))
     means = labelled(summarise(rows, agents), summarise_roles(rows))
     cells = []
@@ -158,7 +158,7 @@ def render(page: Page) -> str:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Only figures are Markup.
+        # Figures, the only Markup values, are shown as they are.
         finalize=lambda value: value if isinstance(value, Markup) else printable(str(value)),
     )
     return environment.get_template("page.html").render(page=page)

@@ -1,4 +1,4 @@
-"""A run's settings, config.yaml, and which may change when it continues. Importing this does not import torch."""
+"""Reads a run's settings (config.yaml) and compares the settings of two runs. Does not import torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,8 +8,8 @@ from cory.config import AgentConfig
 from cory.errors import UserError
 from cory.settings import read_yaml
 
-# Keys that may differ when a run continues: how it computes, which changes its numbers only by rounding; its length,
-# folder and trackers; and entries of config.yaml that are not settings.
+# Keys that may differ when a run continues. Some set how the run computes, which changes numbers only by rounding, and
+# others its length and outputs. The last three are entries of config.yaml that are not settings.
 FREE = frozenset(
     {
         "device",
@@ -23,7 +23,7 @@ FREE = frozenset(
         "sample_every",
         "sampling.engine_url",
         "versions",
-        "date",  # the first start's is kept
+        "date",  # the date of the first start is kept
         "fingerprint.models",  # compared by `cory.identity.check_models`
     }
 )
@@ -36,7 +36,7 @@ def read_settings(run: Path) -> dict[str, Any]:
     """
     file = run / "config.yaml"
     if not file.is_file():
-        raise UserError(f"expected the folder of a run, with a config.yaml, got {str(run)!r}")
+        raise UserError(f"expected a run's folder, with a config.yaml, got {str(run)!r}")
     return read_yaml(file)
 
 
@@ -84,6 +84,6 @@ def differences(
 
 
 def _without_devices(entries: Sequence[Mapping[str, Any]] | None) -> list[AgentConfig]:
-    """Returns the entries of `agents` without devices; empty if they set nothing else."""
+    """Returns the entries of `agents` without devices, or an empty list if they set nothing else."""
     agents = [AgentConfig(**{**entry, "device": None}) for entry in entries or []]
     return agents if any(agent != AgentConfig() for agent in agents) else []

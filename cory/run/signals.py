@@ -1,4 +1,4 @@
-"""Handles signals: a run ends after the current iteration."""
+"""Handles signals, so that a run can finish its current iteration and save."""
 
 import os
 import signal
@@ -14,8 +14,9 @@ class Interrupted(SystemExit):
 
 
 class Signals:
-    """A context in which the first SIGTERM, SIGINT or SIGHUP is only recorded in `received`; a second
-    signal ends the process.
+    """A context in which a first SIGTERM, SIGINT or SIGHUP is only recorded, in `received`.
+
+    A second signal ends the process.
 
     A second SIGHUP is ignored, as a closing terminal often sends it twice. Under `nohup`, SIGHUP stays ignored.
     """
@@ -25,7 +26,7 @@ class Signals:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        keep_printing()  # before a progress bar is made, as it keeps its stream
+        keep_printing()  # before a progress bar is created, which keeps using the stream it was given
         # Python allows only the main thread to set handlers.
         if threading.current_thread() is threading.main_thread():
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]

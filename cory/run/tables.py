@@ -55,8 +55,8 @@ def _summary(history: Sequence[Mapping[str, Any]], key: str, names: Sequence[str
 def labelled(agents: Summary, roles: Summary) -> Summary:
     """Labels the rows of a run's tables: first the roles, then the agents, each over all roles that it held.
 
-    If roles were not exchanged, each agent with its role has a single row. Task rewards are left out if the team reward
-    is the only one.
+    If roles were not exchanged, an agent and its role share one row. Task rewards are left out if only a team reward
+    was earned.
     """
     rows = {f"as {role}": metrics for role, metrics in roles.items()}
     for agent, metrics in agents.items():
@@ -91,7 +91,7 @@ def ended_early(summary: Mapping[str, Any], planned: int) -> str:
 
 
 def summary_table(agents: Summary, roles: Summary) -> str:
-    """Formats means at the start and end of training, and the change: a row per role or agent and metric."""
+    """Formats each role's and agent's means at the start and end of training, and their change."""
     rows = labelled(agents, roles)
     name_width = 2 + max(len(name) for name in rows)
     lines = ["", f"{'':{name_width}}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
@@ -114,8 +114,8 @@ def sample_table(
     """Formats responses to the same queries before and after training: the chain's, then the agents' solo responses.
 
     Args:
-        before, after: samples by agent, one solo sample per query. Under `chain`, a run with several roles also has
-            samples of its first chain, role by role.
+        before, after: solo samples by agent, one per query. With several roles, the key `chain` holds responses in the
+            roles of the first iteration, role by role.
     """
     first_agent = next(name for name in before if name != "chain")
     lines = []
@@ -150,7 +150,7 @@ def _chain_answers(
     for stage, by_agent in (("before", before), ("after", after)):
         for answer in by_agent["chain"][row::queries]:
             answers[f"{stage}: {answer['agent']} as {answer['role']}"] = answer
-    pioneer = after["chain"][row]["agent"]  # the chain already has its solo answer
+    pioneer = after["chain"][row]["agent"]  # its answer in the chain is already solo
     for agent, samples in after.items():
         if agent not in ("chain", pioneer):
             answers[f"after: {agent} solo"] = samples[row]
@@ -186,7 +186,7 @@ def interval_rows(
 def interval_table(
     rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str], width: int | None = None
 ) -> str:
-    """Formats a line per model, each metric METRIC with METRIC_ci, the half-width of its interval.
+    """Formats a line per model, with each metric and the half-width of its interval (METRIC_ci).
 
     Metrics that do not fit side by side go into further tables below.
 
@@ -198,7 +198,7 @@ def interval_table(
     width = width or shutil.get_terminal_size().columns
     names = [row["name"] for row in rows]
     name_width = max(len(row["name"]) for row in rows if len(row) > 1)
-    tables: list[list[str]] = []  # lines
+    tables: list[list[str]] = []  # the lines of each table
     for part in _parts(rows, titles, width - name_width):
         height = max(len(title) for title, _ in part)
         lines = [f"{name:{name_width}}" for name in [*[""] * height, *names]]

@@ -1,4 +1,4 @@
-"""Logs to wandb, TensorBoard or trackio, as the setting `tracker` says, through accelerate's trackers."""
+"""Logs to the configured `tracker` (wandb, TensorBoard or trackio) through accelerate."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Trackers(Callback):
             raise UserError(
                 f"tracker: expected {config.tracker} to start, got: {reason}. To train without it: --tracker none"
             ) from None
-        run.exits.callback(self._attempt, run, self.tracker.finish)  # however the run ends
+        run.exits.callback(self._attempt, run, self.tracker.finish)  # called however the run ends
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         # An agent that holds several roles has a curve per role.
@@ -51,7 +51,7 @@ class Trackers(Callback):
         self._attempt(trainer.run, lambda: self._log(iteration, several_roles))
 
     def _attempt(self, run: Run, action: Callable[[], None]) -> None:
-        """Calls the tracker, if there is one. A tracker that fails is dropped for the rest of the run."""
+        """Calls the tracker, if any, and drops it for the rest of the run if it fails."""
         if self.tracker is None:
             return
         try:
@@ -83,12 +83,12 @@ class Trackers(Callback):
 
 
 def start_tracker(config: Config, run: Run) -> GeneralTracker:
-    """Starts the configured tracker; if the run is resumed, its record in the tracker is continued."""
+    """Starts the configured tracker. A resumed run continues its earlier record in the tracker."""
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
     options: dict[str, Any] = {"name": run.folder.name}
     if config.tracker == "tensorboard":
-        # Drops the steps of iterations that are repeated after a resume.
+        # Drops logged steps of iterations that the resumed run repeats.
         purge_step = len(run.seconds) if run.resumed else None
         options = {"logging_dir": str(run.folder), "purge_step": purge_step}
     elif config.tracker == "wandb":

@@ -3,9 +3,9 @@
     python examples/lookout/make.py            # half a minute on one core, into examples/lookout/out
     python examples/lookout/make.py FOLDER     # into another folder
 
-The model, a GPT-2 of 0.1 M parameters, learns from generated calls of an unreliable crew, in both prompt forms. The
-lookout reports the land or another direction, or guesses an order. The helmsman often steers by a report and guesses
-otherwise.
+The model, a GPT-2 of 0.1 M parameters, learns from generated calls of an unreliable crew, in both roles' prompt forms.
+The lookout reports where land lies, rightly or wrongly, or guesses an order. The helmsman often steers by the report
+and otherwise guesses.
 """
 
 import json
@@ -39,7 +39,7 @@ TRAINING = {"learning_rate": 2e-3, "beta2": 0.98, "sinusoids": True, "initialize
 
 
 def rows(split: str) -> list[dict[str, str]]:
-    """Returns a split's shuffled rows: each voyage with every land and course. A quarter of voyages is for tests."""
+    """Returns a split's shuffled rows, each voyage with every land and course. A quarter of voyages is for tests."""
     voyages = [f"The {ship} sails in fog off {place}." for ship in SHIPS for place in PLACES]
     random.Random(0).shuffle(voyages)
     cut = len(voyages) * 3 // 4

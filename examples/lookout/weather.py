@@ -1,12 +1,12 @@
-"""Makes the lookout's data in changing weather, which sets how much an observer gains from what it reads.
+"""Makes the lookout's data in changing weather, which sets how much a helmsman gains from reading the lookout's call.
 
     python examples/lookout/weather.py            # half a minute on one core, into examples/lookout/out/weather
     python examples/lookout/weather.py FOLDER     # into another folder
 
-In fog, as in `make.py`, the lookout sees the land and the helmsman knows the course. In clear weather both see both, so
-each can find the right order alone. FOLDER/fog_0, fog_25, ... fog_100 hold queries with 0, 25, ... 100 % of the voyages
-in fog. FOLDER/model is one small language model for all of them; in clear weather, its crew knows the order half of the
-time.
+In fog, as in `make.py`, only the lookout sees the land and only the helmsman knows the course. In clear weather each
+sees land and course, and can find the right order alone. FOLDER/fog_0, fog_25, ... fog_100 hold queries with 0, 25, ...
+100 % of the voyages in fog. FOLDER/model is one small language model for all of them. In its training texts, the crew
+knows the right order half of the time in clear weather, and otherwise guesses.
 """
 
 import json
@@ -30,12 +30,13 @@ from toys.make import make_into
 from toys.small_models import save_half, train_gpt2, train_tokenizer
 
 FOG = (0, 25, 50, 75, 100)  # percent of the queries
-RIGHT = 0.5  # share of orders that the crew knows in clear weather; the rest are guesses
+RIGHT = 0.5  # share of the orders that the crew knows in clear weather; the rest are guesses
 
 
 def rows(split: str, fog: float, seed: int = 0) -> list[dict[str, str]]:
-    """Returns the voyages of `make.py`, a share `fog` of them in fog, with texts on what the lookout `sees` and the
-    helmsman `knows`.
+    """Returns the voyages of `make.py`, a share `fog` of them in fog.
+
+    The columns `sees` and `knows` describe what the lookout sees and what the helmsman knows.
     """
     rng, made = random.Random(seed), []
     for row in foggy_rows(split):

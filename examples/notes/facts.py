@@ -21,7 +21,7 @@ from .metrics import is_named
 FIRST = 5
 
 
-def of_responses(file: Path) -> Iterator[dict[str, Any]]:
+def note_lines(file: Path) -> Iterator[dict[str, Any]]:
     """Yields a line for each note-taker of an evaluation: a run's first agent, or the untrained model."""
     notes: dict[str, dict[int, str]] = {}  # by model and query, like `answers`
     answers: dict[str, dict[int, str]] = {}
@@ -34,11 +34,16 @@ def of_responses(file: Path) -> Iterator[dict[str, Any]]:
     for model in notes:
         run, _, agent = model.partition("/")
         if agent in ("", "agent_1"):
-            yield {"run": run, **of_notes(notes[model], answers[model])}
+            yield {"run": run, **facts_named(notes[model], answers[model])}
 
 
-def of_notes(notes: Mapping[int, str], answers: Mapping[int, str]) -> dict[str, Any]:
-    """Counts the facts that notes name, and returns the first notes. Queries are rows of fresh.jsonl."""
+def facts_named(notes: Mapping[int, str], answers: Mapping[int, str]) -> dict[str, Any]:
+    """Counts the facts that notes name, and returns the counts with the first notes.
+
+    Args:
+        notes: notes by query, a row number of fresh.jsonl.
+        answers: answers by query.
+    """
     flats = flats_of("fresh")
     fact_counts = Counter(
         sum(is_named(note, flats[query][fact]) for fact in FACTS) for query, note in notes.items()
@@ -61,5 +66,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, help="responses.jsonl of evaluations")
     for file in parser.parse_args().files:
-        for line in of_responses(file):
+        for line in note_lines(file):
             print(json.dumps(line))

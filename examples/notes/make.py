@@ -1,13 +1,13 @@
-"""Makes the notes' listings (train.jsonl, test.jsonl, fresh.jsonl) and the toy's small language model.
+"""Makes the data of this example (train.jsonl, test.jsonl, fresh.jsonl) and a small language model, the toy.
 
-questions.jsonl has the listings of train.jsonl, each with all four questions.
+A row is a flat's listing with a question. questions.jsonl has each listing of train.jsonl with all four questions.
 
     python examples/notes/make.py            # a minute on one core, into examples/notes/out
     python examples/notes/make.py FOLDER     # into another folder
 
 The model, a GPT-2 of 0.1 M parameters, learns from the notes and answers of an unreliable pair, in both prompt forms of
-toy.yaml. A note is an aside, or holds some of the facts in any order, not all of them right. An answer often follows
-the note, and is a guess otherwise.
+toy.yaml. A note names some facts in any order, some of them wrong, or only a remark such as "The kitchen is new." An
+answer often follows the note; otherwise it is a guess.
 """
 
 import itertools
@@ -66,9 +66,9 @@ ROWS = {"train": 2000, "test": 200, "fresh": 1000}
 LEAD = 8  # words of a listing; they take 12 tokens of SmolLM2 on average, like a short note
 
 # The toy's unreliable pair.
-ABOUT_FACTS = 0.7  # share of the notes that hold facts; the rest are asides
+ABOUT_FACTS = 0.7  # share of the notes that hold facts; the rest are remarks (ASIDES)
 TRUE = 0.7  # share of a note's facts that are right
-FOLLOWED = 0.7  # share of the answers that follow a note if it holds the fact
+FOLLOWED = 0.7  # share of the answers that follow a note that holds the fact
 TEXTS, STEPS = 12000, 900
 SIZE = {"width": 64, "layers": 2, "positions": 80}
 TRAINING = {"learning_rate": 2e-3, "beta2": 0.98, "sinusoids": True, "initializer_range": 0.15}
@@ -80,7 +80,7 @@ def any_flat(rng: random.Random) -> dict[str, str]:
 
 
 def listing(rng: random.Random, flat: dict[str, str]) -> str:
-    """Writes a flat's facts and an aside, in random order."""
+    """Writes a flat's facts and a remark, in random order."""
     sentences = [rng.choice(SENTENCES[fact]).format(**flat) for fact in FACTS] + [
         rng.choice(ASIDES)
     ]
@@ -102,7 +102,7 @@ def flats(rng: random.Random) -> list[dict[str, str]]:
 
 
 def flats_of(split: str) -> list[dict[str, str]]:
-    """Returns the flats of a split. Splits share no flat."""
+    """Returns the flats of a split. No flat is in two splits."""
     made = iter(flats(random.Random(0)))
     return {name: list(itertools.islice(made, size)) for name, size in ROWS.items()}[split]
 
@@ -118,12 +118,12 @@ def row(flat: dict[str, str], asked: str) -> dict[str, str]:
 
 
 def rows(split: str) -> list[dict[str, str]]:
-    """Returns a row for each flat of a split, with its question."""
+    """Returns a row for each flat of a split, with the question about one fact."""
     return [row(flat, flat["asked"]) for flat in flats_of(split)]
 
 
 def questions() -> list[dict[str, str]]:
-    """Returns four consecutive rows for each training flat, a question about each fact."""
+    """Returns four consecutive rows for each training flat, one per fact."""
     return [row(flat, fact) for flat in flats_of("train") for fact in FACTS]
 
 

@@ -1,4 +1,4 @@
-"""Metrics of credit.yaml, by the fact asked for: whether notes name it, and whether answers are right."""
+"""Metrics for credit.yaml, one pair per fact: does the note name the fact asked for, and is the answer right?"""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def is_named(note: str, value: str) -> bool:
 
 
 def _named(fact: str) -> Callable[..., Values]:
-    """Makes a metric: 1.0 if a note holds the fact, 0.0 if not; None for answers, and if another fact is asked for."""
+    """Makes a metric: 1.0 if a note holds the fact, otherwise 0.0. Answers and other questions get None."""
 
     def metric(
         prompts: list[str],
@@ -36,7 +36,7 @@ def _named(fact: str) -> Callable[..., Values]:
 
 
 def _right(fact: str) -> Callable[..., Values]:
-    """Makes a metric: the reward of an answer to the question about the fact; None for notes and other answers."""
+    """Makes a metric: the reward of an answer to the question about the fact. Notes and other questions get None."""
 
     def metric(
         prompts: list[str],

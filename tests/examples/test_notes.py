@@ -200,7 +200,7 @@ def test_how_many_facts_the_notes_of_a_run_name(tmp_path, monkeypatch):
                         "completions": [text if read is None else f" to {text}"],
                     }
                     file.write(json.dumps(row) + "\n")
-    base, run = facts.of_responses(tmp_path / "responses.jsonl")
+    base, run = facts.note_lines(tmp_path / "responses.jsonl")
     assert (base["run"], base["notes_by_facts_named"]) == ("base", [2, 0, 0, 0, 0])
     assert (run["run"], run["notes_by_facts_named"]) == ("run", [0, 0, 1, 0, 1])
     assert run["first"][1] == {
