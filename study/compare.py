@@ -48,13 +48,13 @@ INTERVALS = (
 TRAINING = (
     "Values are means over a run's agents, their roles, and the last 10 iterations (all iterations of a shorter run). "
     "These numbers do not compare methods at equal calls: a pair's observer has read a first answer, a single agent "
-    "has not. A run has collapsed if, at some point in training, an agent's distinct-2 over ten iterations is below "
-    "half of an untrained agent's at the same response length, or its KL is above guards.kl_bound."
+    "has not. A run has collapsed if, over any ten iterations, an agent's distinct-2 is below half of an untrained "
+    "agent's at the same response length, or its KL is above guards.kl_bound."
 )
 CURVES = "Running means over up to 10 iterations, {}. Bands need at least three runs."
 PATHS = (
-    "Lines show the KL at which {}'s task reward, averaged over ten iterations, first reaches a level; markers show the "
-    "end of training. Groups on the same line pay the same KL for a task reward."
+    "Lines show the KL at which {}'s task reward, averaged over ten iterations, first reaches a level; markers show "
+    "the end of training. Groups on the same line pay the same KL for a task reward."
 )
 
 

@@ -57,7 +57,7 @@ def start(
 
 
 def _die_with_parent() -> None:
-    """Makes the new process, which calls this, end when its parent is killed. Another worker can then resume the run."""
+    """Makes the calling process end when its parent is killed, so that another worker can resume the run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
