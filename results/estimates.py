@@ -110,7 +110,7 @@ def decline(run: pd.DataFrame) -> float:
 
 
 def late_growth(run: pd.DataFrame) -> float:
-    """Returns the KL's growth from the last but one 10 iterations to the last 10."""
+    """Returns the final KL minus the mean KL over the 10 iterations before the last 10."""
     return end("kl")(run) - window(run, "kl", length(run) - LAST)
 
 
@@ -122,8 +122,8 @@ def second_half(run: pd.DataFrame) -> float:
 def spread(run: pd.DataFrame) -> float:
     """Returns the standard deviation of a role's task reward around its running mean over 10 iterations.
 
-    Standard deviations are computed per role and then averaged. A mean reward over agents would be steadier with more
-    agents.
+    Standard deviations are computed per role and then averaged, as the mean reward of several agents would be steadier
+    than a single agent's.
     """
     spreads = []
     for _, rows in run.groupby("role"):
@@ -258,8 +258,8 @@ def alone(study: Study) -> Interval:
 def passes(rival: str) -> Estimate:
     """Makes an estimate: CORY's pass@k, averaged over its solo agents, minus a rival's; the smallest over k.
 
-    The rival may be the untrained model. The interval's ends are the smallest ends over k, so if the lower end is above
-    0, the lower ends for all k are.
+    The rival may be the untrained model. The interval's ends are the smallest ends over k, so a lower end above 0 holds
+    for all k.
     """
 
     def estimate(study: Study) -> Interval:

@@ -62,8 +62,9 @@ class Outcomes(NamedTuple):
     """Outcomes of sampling, in any order.
 
     chances: the outcomes' probabilities, (outcomes,).
-    columns: tensors (outcomes, responses) by name and role: each response's `answer`, `query` and `read`, the answer
-        that it read, and extra draws (`Beside`). Responses to the same earlier response are adjacent.
+    columns: tensors (outcomes, responses) by name and role. `query` and `read` are what a response's role has read,
+        `answer` is what it answers; extra draws have other names (`Beside`). Responses to the same earlier response are
+        adjacent.
     """
 
     chances: Tensor
@@ -112,7 +113,7 @@ def grouped(outcomes: Outcomes, size: int) -> Outcomes:
 def _multisets(count: int, size: int) -> tuple[Tensor, Tensor]:
     """Returns all multisets of `size` out of `count` items, (multisets, size), and how many orders each has."""
     rows = torch.combinations(torch.arange(count), size, with_replacement=True)
-    # The number of orders is size!, divided by k! for each k equal items. Rows are sorted, so equal items are adjacent.
+    # The number of orders is size!, divided by k! for each set of k equal items, which are adjacent.
     orders = torch.ones(len(rows), dtype=torch.float64)
     equal_items = torch.ones(len(rows), dtype=torch.float64)
     for i in range(1, size):
@@ -194,7 +195,7 @@ def team_rewards(chain: Chain, outcomes: Outcomes) -> Tensor | None:
     if chain.team is None:
         return None
     last = len(chain.policies) - 1
-    # With AT-GRPO, only one of a role's responses is passed on, so take the answer that the next role read.
+    # With AT-GRPO, the next role reads only one of several responses, so take the answer that it has read.
     answers = [outcomes.columns["read", role] for role in range(1, last + 1)]
     answers = [outcomes.follow(column, last) for column in answers]
     return chain.team[(outcomes.columns["query", last], *answers, outcomes.columns["answer", last])]

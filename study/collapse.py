@@ -59,7 +59,7 @@ def _with_share(study: Study) -> pd.DataFrame:
 
 
 def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
-    """Estimates an untrained agent's distinct-2 in the role and at the response length of each row of the metrics.
+    """Estimates an untrained agent's distinct-2 for each row of the metrics, given the row's role and response length.
 
     Longer responses repeat more, and a batch's length is drawn at random. The estimate is therefore a least-squares fit
     to the first iterations of all runs: log distinct-2 is linear in the response length, with an intercept per group
@@ -87,19 +87,19 @@ def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
 def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] = ()) -> Rows:
     """Returns a row per group: how many runs collapsed and why, and the mean time to collapse.
 
-    The row also has the time's difference from the baseline's. A ✓ marks primary differences that survive Holm's
-    correction over all primary ones.
+    The mean time is compared with the baseline's. A ✓ marks primary differences that survive Holm's correction over all
+    primary differences.
 
     Args:
         study: the runs.
         groups: the groups to show. Empty: all.
-        primary: the groups whose differences to the baseline are primary.
+        primary: the groups whose differences from the baseline are primary.
 
     Raises:
         ValueError: runs were planned with different numbers of iterations.
         LookupError: a primary group has no run.
     """
-    if not len(study.metrics):  # the folder has no metrics.csv.gz
+    if not len(study.metrics):  # the folder of results has no metrics.csv.gz
         return []
     by_cause = collapse_times(study)
     times = by_cause.min(axis=1)

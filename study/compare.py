@@ -1,10 +1,10 @@
-"""Compares an experiment's runs, or any others, on a page: tables and figures, first held out, then of training.
+"""Writes a page that compares an experiment's runs, or any runs: held-out results first, then training.
 
     python -m study.compare results/imdb_cures                 # a folder of results; the runs are not needed
     python -m study.compare runs/cory-seed* runs/ppo-seed*     # runs; names that differ only in -seedN form a group
     python -m study.compare results/notes --role answerer      # curves of one role, for example if the others earn 0
 
-The output is comparison.md with its figures; if it is made from runs, their rows are saved, too. for_paper/ has the
+The output is comparison.md with its figures. A page made from folders of runs also saves their rows. for_paper/ has the
 tables as CSV and LaTeX, and the figures as PDF. Definitions: docs/metrics.md, "Comparison".
 """
 
@@ -37,7 +37,7 @@ from study.frame import (
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
 
-# Keys that may differ within a group, as the seed may also draw the data.
+# Keys that may differ within a group, as the data may depend on the seed.
 SEED_KEYS = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
 FOR_PAPER = "for_paper"
 FIGURES = ("curves", "paths", "pass_at_k", "frontier")
@@ -77,7 +77,7 @@ def write_page(
         command: the command that repeats the experiment.
         role: the role whose curves and KL at equal task reward are shown. None: curves for each agent, and the KL of
             the role that answers the query alone.
-        notes: caveats to list before those that the study's rows show.
+        notes: caveats; those that follow from the study's rows are added.
 
     Returns:
         The path of comparison.md.

@@ -12,7 +12,7 @@ from study.frame import METRICS, RUN, Study, natural
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
-    """Returns a label for each group's agents: the group's name, with `agent_1`, ... if it has several."""
+    """Returns a label for each agent of each group: the group's name, with the agent's if the group has several."""
     result = {}
     for name in study.groups:
         agents = natural(study.final.loc[study.final["group"] == name, "agent"].unique())

@@ -12,8 +12,9 @@ SMOOTHED = 10  # iterations in a running mean, and in the mean of the squared gr
 def confirmed(study: Study, ours: str, rival: str) -> Rows:
     """Returns two comparisons of the rival with our group, paired by seed.
 
-    They are the iterations until the task reward reaches the highest level that counts, and the first role's squared
-    gradient norm at the start of training. Both are primary; a ✓ marks those that survive Holm's correction.
+    One is the number of iterations until the last role's task reward reaches the highest level that counts. The other
+    is the first role's squared gradient norm at the start of training. Both are primary; a ✓ marks those that survive
+    Holm's correction.
     """
     first_role = study.first_role
     is_first = study.metrics["role"] == first_role

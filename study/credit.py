@@ -10,12 +10,12 @@ An estimate samples `GROUP` chains for one query, or a tree of responses to it.
 * *Bias*: the estimate's mean minus the gradient of the expected sum of all rewards (Eq. 4), over all queries.
 * *Variance*: the variance of an estimate given the query, summed over all parameters. It is computed after scaling the
   estimate so that the mean's component along the exact gradient has the exact gradient's length. Without the scaling,
-  shorter estimates would look better.
+  estimates that are too short would look better.
 * *Variance at equal tokens*: the variance times the number of sampled tokens, because averaging n estimates divides the
   variance by n. A response is one token. Responses that serve only as a baseline count, too.
 
-All estimators have the same baseline if their source allows it: the mean over the other responses to the same prompt,
-as in RLOO, or to the same query if the prompt has only one response.
+If its source allows it, an estimator uses this baseline: the mean over the other responses to the same prompt, as in
+RLOO, or to the same query if the prompt has only one response.
 """
 
 import math
@@ -58,7 +58,7 @@ GROUP = 4  # chains per query, or first responses to it
 ANSWERS = {2: 3, 3: 2}  # each role's number of possible answers, by the number of roles
 WORLDS = 10  # random chains per structure
 INFORMATION_WEIGHT = 0.1  # as in docs/learners.md
-CCPO_LAMBDA = 0.2  # its `counterfactual_lambda`
+CCPO_LAMBDA = 0.2  # `counterfactual_lambda` in CCPO's code
 REFERENCE = "sum"
 ROWS = "rows.csv"
 NO_ANGLE = 1e-3  # degrees; smaller angles are rounding errors
@@ -257,7 +257,7 @@ def c3(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
 
 
 def solo_return(chain: Chain, outcomes: Outcomes) -> Tensor:
-    """Returns the second role's reward if the first role is removed; it excludes the team reward."""
+    """Returns the second role's reward without the first role, and without a team reward."""
     return chain.rewards[1][outcomes.columns["query", 1], outcomes.columns["unread", 1]]
 
 
@@ -305,8 +305,8 @@ def all_steps(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
     """GRPO over the steps of all agents together, which Dr. MAS replaces by GRPO for each agent.
 
     Source: `compute_grpo_outcome_advantage` in verl/trainer/ppo/core_algos.py, which groups by query or, with
-    `group_by_agent_id`, by query and agent; the latter is `causal, GRPO` here. Both use the rewards of causal credit.
-    With one reward for all agents, who each act once, both would give the same advantages.
+    `group_by_agent_id`, by query and agent; the latter is `causal, GRPO` here. Both groupings use causal
+    credit's rewards. If all agents shared one reward and acted once each, the groupings would give equal advantages.
     """
     rewards = credited(chain, outcomes, "causal")
     together = GRPO.advantages(torch.cat(rewards, dim=1))

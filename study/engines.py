@@ -1,8 +1,8 @@
 """Executes an experiment's runs: several at a time on this machine, or as Ray tasks.
 
-Both execute the same commands, so a run's files are the same. An interrupted run continues from its last checkpoint
-when its command is repeated. With Ray, all machines need the checkout, the packages and the runs' folder at the same
-paths (a shared file system). Ray restarts tasks whose worker or machine is lost.
+Both ways execute the same commands, so a run's files are the same. An interrupted run continues from its last
+checkpoint when its command is repeated. With Ray, all machines need the checkout, the packages and the runs' folder at
+the same paths (a shared file system). Ray restarts tasks whose worker or machine is lost.
 """
 
 import ctypes
@@ -30,9 +30,9 @@ Ended = Callable[[Planned, int | str, float], None]
 def start(
     command: Sequence[str], cwd: str | Path | None, log: str | Path, threads: int | None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that ends with this one and appends its output to `log`.
+    """Starts a process whose output is appended to `log`.
 
-    The process has its own session, so that Ctrl-C in the terminal does not reach it.
+    The process ends with the current one. It has its own session, so that Ctrl-C in the terminal does not reach it.
 
     Args:
         command: the command and its arguments.
@@ -105,7 +105,7 @@ def run_on_ray(
         planned: the runs.
         jobs: the number of runs at a time on a new cluster. An existing cluster decides for itself.
         threads: CPUs per run.
-        gpus: GPUs per run, or a fraction of one.
+        gpus: GPUs per run; may be a fraction.
         address: the address of a cluster; `auto` finds this machine's. None: a new cluster that ends with this process.
         ended: called when a run ends.
 

@@ -19,7 +19,7 @@ from study.readings import Reading, fitted_kl, readings
 
 ALIKE = (0.8, 1.25)  # two KLs are "alike" if the interval of their ratio lies within these bounds
 CORRECTED = "✓"
-SHARE = 0.9  # the share of every group's runs that must reach a level
+SHARE = 0.9  # a level counts only if this share of every group's runs reaches it
 ANY = "any"  # in place of a role: the average over an agent's roles
 FIRST_SEEDS = 5  # the number of seeds by which a level is chosen
 WHO = ("group", "against", "role", "n")
@@ -44,13 +44,13 @@ def running_means(study: Study, role: str) -> pd.DataFrame:
 
 
 def kl_at(means: pd.DataFrame, level: float) -> pd.Series:
-    """Returns each run's mean KL where its mean task reward first reaches a level; runs that never do are left out."""
+    """Returns each run's mean KL where its mean task reward first reaches a level. Other runs are left out."""
     reached = means[means["task_reward"] >= level]
     return reached.groupby(RUN, sort=False)["kl"].first()
 
 
 def common_levels(means: pd.DataFrame, step: float) -> list[float]:
-    """Returns the multiples of `step` above every group's first mean that 90 % of each group's runs reach."""
+    """Returns the multiples of `step` above every group's initial task reward that 90 % of each group's runs reach."""
     if not len(means):  # all runs are shorter than the window
         return []
     runs = means.groupby(RUN, sort=False)["task_reward"].agg(["first", "max"])
@@ -116,7 +116,7 @@ def at_chosen_levels(
 ) -> Rows:
     """Compares pairs of groups in a role: KL at a level that the first seeds choose, and the end of training.
 
-    `chosen_level` has the rule for the level.
+    `chosen_level` defines how they choose.
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.

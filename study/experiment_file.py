@@ -1,4 +1,4 @@
-"""Defines the keys of an experiment's file, and reads it."""
+"""Defines the keys of an experiment's file, and reads the file."""
 
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,10 @@ class Experiment(Settings):
         question: Question that the experiment answers.
         runs: Runs by name.
         scales: Scales by name: tiny, paper, ...
-        baseline: Name of the runs with which others are compared. null: the first PPO.
-        over: Key whose values are swept. PPO keeps its value if the key has an effect only with several agents.
+        baseline: Name of the runs with which others are compared. null: the first
+            runs with a single agent.
+        over: Key whose values are swept. A single agent keeps its value if the key has an effect only
+            with several agents.
         name: Name in results: the file's name or, for a file experiment.yaml, its folder's name.
     """
 

@@ -261,7 +261,7 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
     roles = settings.get("roles") or [{}]
     return {
         "seed": settings["seed"],
-        "first_role": roles[0].get("name") or role_name(0),  # answers the query alone
+        "first_role": roles[0].get("name") or role_name(0),  # the role that answers the query alone
         "fixed_roles": values["cory.exchange_period"] == 0,
         "eta": values["ppo.init_kl_coef"],
         "kl_bound": values["guards.kl_bound"],
@@ -324,7 +324,7 @@ def names_eta(study: Study) -> bool:
 
 
 def last(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of the last 10 iterations in which each agent has a role."""
+    """Returns each agent's rows of its last 10 iterations with a role."""
     newest_first = metrics.groupby([*RUN, "agent"])["iteration"].rank("dense", ascending=False)
     return metrics[newest_first <= LAST]
 

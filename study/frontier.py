@@ -62,8 +62,8 @@ def beaten(study: Study, calls: int = 0) -> Rows:
     """Returns a row per family and value: in how many seeds another family's frontier beats the run.
 
     A frontier beats a run if it has a higher task reward at the run's KL. The frontier consists of straight lines
-    between the family's nondominated points. At larger KLs, it stays at its highest reward. At smaller KLs than its
-    points have, it beats no run.
+    between the family's nondominated points. At KLs above all points, it stays at its highest reward. At KLs below all
+    points, it beats no run.
 
     Args:
         study: the runs.

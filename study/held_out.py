@@ -124,7 +124,7 @@ def held_out_by_agent(study: Study, metrics: Sequence[str]) -> Rows:
 def against_rivals(
     study: Study, chain: Answering, rivals: Sequence[Answering], metric: str
 ) -> Rows:
-    """Compares a chain with its rivals on held-out queries: a row each, with the chain's difference from the rival.
+    """Compares a chain with its rivals on held-out queries: one row each, with the chain's difference from the rival.
 
     If the chain or a rival takes two calls, the combined reward is shown twice: with the KL of all calls, and with only
     the last answer's KL. Intervals are over seeds. The untrained model has no seeds, so its mean counts as exact.
@@ -158,7 +158,7 @@ def _is_chain(answering: Answering) -> bool:
 
 
 def with_own_kl_reward(held_out: pd.DataFrame) -> pd.DataFrame:
-    """Adds each row's combined reward with only the last answer's KL instead of the KL of all calls."""
+    """Adds `own_kl_reward`, the combined reward with the last answer's KL in place of the KL of all calls."""
     earned = held_out["task_reward"]
     if TEAM in held_out:
         earned = earned + held_out[TEAM].fillna(0)

@@ -1,4 +1,4 @@
-"""Confidence intervals by Student's t over seeds, and hypervolumes of frontiers."""
+"""Computes confidence intervals by Student's t over seeds, and hypervolumes of frontiers."""
 
 import math
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
     """Returns which hypotheses are rejected with a family-wise error rate of at most `1 - LEVEL` (Holm, 1979).
 
     The smallest of m p-values is compared with (1 - LEVEL) / m, the next with (1 - LEVEL) / (m - 1), and so on until
-    one exceeds its bound. NaN is not a test and does not count.
+    one exceeds its bound. A p-value of NaN does not count as a test.
 
     >>> holm([0.01, 0.04, 0.03])  # 0.01 against 0.05 / 3, then 0.03 against 0.05 / 2
     [True, False, False]

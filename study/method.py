@@ -30,8 +30,8 @@ def against_one_agent(
 ) -> Rows:
     """Returns one row: combined reward, KL at equal task reward, and held-out combined reward, ours against PPO.
 
-    The combined reward and the KL ratio are primary, averaged over roles. A ✓ marks those that survive Holm's
-    correction over both.
+    The combined reward and the KL ratio, both averaged over roles, are the primary comparisons. A ✓ marks those that
+    survive Holm's correction over the two.
 
     Args:
         study: the runs.

@@ -1,4 +1,4 @@
-"""Figures of experiments.
+"""Draws the figures of experiments.
 
 Bands and error bars are 95 % intervals by Student's t over seeds. A group has the same colour in all figures of a page
 (`palette`).
@@ -195,7 +195,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8,
                     handlelength=1.7, borderaxespad=0)  # fmt: skip
         _without_frame(axis)
-    # The lowest panel of a column may have an empty space below it.
+    # The lowest panel of a column may be above an empty cell, so it needs its own labels.
     for axis in figure.axes[-across:]:
         axis.tick_params(labelbottom=True)
     grey = "; grey: as in the first panel" if others else ""

@@ -1,7 +1,7 @@
 """Three ways to read a run's KL where its task reward reaches a level. Definitions: docs/metrics.md.
 
-A polynomial fit decides. A monotone fit, and the first passage of a running mean, check it: a verdict that does not
-hold in all three readings is called fragile.
+A polynomial fit decides. Two other readings check it: a monotone fit, and the first passage, where a running mean first
+reaches the level. A verdict that does not hold in all three readings is called fragile.
 """
 
 import math
@@ -19,9 +19,7 @@ from study.frame import LAST
 Reading: TypeAlias = Callable[[pd.DataFrame, float], float]
 
 DEGREE = 4  # degree of the polynomials in the iteration
-FEWEST = (
-    DEGREE + 2
-)  # iterations that a fit needs: as many as it has coefficients, with the length's
+FEWEST = DEGREE + 2  # iterations that a fit needs: one for each coefficient
 STEP = 0.1  # iterations between the points at which a fit is evaluated
 
 

@@ -30,10 +30,10 @@ class RunEvaluation:
     threads: int | None = None
 
     def rows(self, item: Planned) -> list[dict[str, Any]]:
-        """Evaluates a run and returns its rows and the base's.
+        """Evaluates a run and returns its rows and the base model's rows.
 
-        The run evaluated first sets base, task and sampling, so later evaluations name it, too. If its folder is gone
-        or the options have changed, the current run takes its place.
+        The run evaluated first sets base model, task and sampling, so later evaluations name it, too. If its folder is
+        gone or the options have changed, the current run takes its place.
 
         Raises:
             UserError: the script failed.
@@ -49,7 +49,7 @@ class RunEvaluation:
         return rows
 
     def first(self) -> Path | None:
-        """Returns the run that the same command evaluated first, with the base, or None."""
+        """Returns the run that the same command evaluated first, together with the base model, or None."""
         if not (self.folder / FIRST).exists():
             return None
         content = json.loads((self.folder / FIRST).read_text(encoding="utf-8"))

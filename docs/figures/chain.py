@@ -20,7 +20,7 @@ from matplotlib.patches import FancyBboxPatch
 from cory.roles import text_of
 
 plt.rcParams.update({"font.size": 18, "svg.hashsalt": "cory", "font.family": "sans-serif"})
-COLOURS = ["#c1440e", "#1f6fb4"]  # the roles', as in method.py
+COLOURS = ["#c1440e", "#1f6fb4"]  # one per role, as in method.py
 INK, GREY, PAPER = "#333333", "#666666", "#f4f4f4"
 # Sizes in points. The font is large because a phone shows the figure at a third of its size.
 WIDTH, MARGIN, LINE = 660, 14, 25

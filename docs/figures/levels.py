@@ -24,9 +24,7 @@ from study.intervals import ratio  # noqa: E402
 plt.rcParams.update({"font.size": 11, "font.family": "sans-serif"})
 ROLES = {"observer": "#1f6fb4", "pioneer": "#c1440e", ANY: "#333333"}
 NAMES = {"observer": "as observer", "pioneer": "as pioneer", ANY: "any role"}
-MARGIN = (
-    0.2  # levels start this far above the first task reward; below, ratios of tiny KLs are noise
-)
+MARGIN = 0.2  # levels start this far above the initial task reward, as ratios of tiny KLs are noise
 PANELS = {
     "toy, 20 seeds": ("imdb_partner_sampled_kl", "CORY"),
     "SmolLM2-135M, 5 seeds": ("imdb_rivals", "CORY, causal"),
