@@ -43,9 +43,9 @@ def confirmed(study: Study, ours: str, rival: str) -> Rows:
             "n": str(compared.n),
             ours: f"{values[ours].mean():.{digits}f}",
             rival: f"{values[rival].mean():.{digits}f}",
-            "difference or ratio": f"{text} {direction(compared, equal)}{' ✓' if kept else ''}",
+            "difference or ratio": f"{text} {direction(compared, equal)}{' ✓' if survives else ''}",
         }
-        for (measure, values, compared, text, equal, digits), kept in zip(
+        for (measure, values, compared, text, equal, digits), survives in zip(
             measured, rejected, strict=True
         )
     ]

@@ -36,17 +36,17 @@ def keep(run: Path, out: Path, threads: int) -> None:
 
     settings = read_settings(run)
     task = (settings.get("fingerprint") or {}).get("task")
-    kept = {name: value for name, value in settings.items() if name not in LEFT_OUT}
+    kept_settings = {name: value for name, value in settings.items() if name not in LEFT_OUT}
     if task is None:
         return
-    if _is_local(kept):
+    if _is_local(kept_settings):
         return
-    kept["device"] = choose_device(settings["device"]).type
+    kept_settings["device"] = choose_device(settings["device"]).type
     content = {
         "task": task,
         "made_on": conditions(threads),
         "commit": settings["versions"].get("commit", "unknown"),
-        "settings": kept,
+        "settings": kept_settings,
         "records": read_rows(run / "metrics.jsonl")[:RECORDS],
     }
     write_text(out / FIRST_RUN, json.dumps(content, indent=1) + "\n")
