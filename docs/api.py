@@ -20,7 +20,7 @@ from cory.learners.records import UpdateStats  # noqa: E402
 PAGE = ROOT / "docs/api.md"
 INTRODUCTION = """# API
 
-This page lists the public names of `import cory`. [Your own task](own_task.md) uses them in complete examples,
+This page lists the public names of `import cory`. [Your own task](own_task.md) shows them in use,
 [configuration](configuration.md) lists every key, and `cory/learners/losses.py` has the losses.
 
 <!-- Written by `python docs/api.py`. -->

@@ -109,6 +109,6 @@ def read_experiment(path: Path) -> Experiment:
                 )
         if runs.from_ is not None and not path.with_name(f"{runs.from_}.yaml").is_file():
             raise UserError(
-                f"{path}: {label}.from: expected an experiment beside this file, got {runs.from_!r}"
+                f"{path}: {label}.from: expected an experiment in the same folder, got {runs.from_!r}"
             )
     return experiment

@@ -103,7 +103,9 @@ def plan(
             except UserError as error:
                 raise UserError(f"runs.{label}: {error}") from None
     if not planned:
-        raise UserError(f"scale: expected one at which the experiment has runs, got {scale_name!r}")
+        raise UserError(
+            f"scale: expected a scale at which the experiment has runs, got {scale_name!r}"
+        )
     _check_groups_differ(planned)
     _check_order(planned)
     if experiment.baseline:

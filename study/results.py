@@ -136,7 +136,7 @@ class Results:
             is_same = (row["experiment"], row["scale"]) == (self.experiment, self.scale)
             if not is_same or run not in planned:
                 raise UserError(
-                    f"--out: expected planned rows of {self.experiment} at {self.scale}, got "
+                    f"--out: expected rows of planned runs of {self.experiment} at {self.scale}, got the row of "
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
             self._check(row, planned[run])

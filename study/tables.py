@@ -269,9 +269,7 @@ def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
     pairs = _listed_pairs(source) if ":" in source else [("", source)]
     sources = dict(pairs)
     if len(sources) < len(pairs) or not all(sources.values()):
-        raise ValueError(
-            f"expected a folder, or distinct regimes with their folders, got {source!r}"
-        )
+        raise ValueError(f"expected a folder, or folders with distinct labels, got {source!r}")
     return kind, sources, dict(word.partition("=")[::2] for word in words if word)
 
 
