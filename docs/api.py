@@ -1,9 +1,7 @@
-"""Writes docs/api.md from the signatures and docstrings of what `import cory` offers.
+"""Writes docs/api.md from the signatures and docstrings of cory's public names.
 
-    python docs/api.py            # rewrites the page
-    python docs/api.py --check    # exits with 1 if the page is out of date
-
-A test runs it with --check.
+python docs/api.py            # rewrites the page
+python docs/api.py --check    # exits with status 1 if the page is out of date; a test runs this
 """
 
 import inspect
@@ -22,8 +20,8 @@ from cory.learners.records import UpdateStats  # noqa: E402
 PAGE = ROOT / "docs/api.md"
 INTRODUCTION = """# API
 
-This page lists what `import cory` offers to Python code. [Your own task](own_task.md) shows it at work,
-[configuration](configuration.md) has every key, `cory/learners/losses.py` the losses.
+This page lists the public names of `import cory`. [Your own task](own_task.md) shows them in use,
+[configuration](configuration.md) lists every key, and `cory/learners/losses.py` has the losses.
 
 <!-- Written by `python docs/api.py`. -->
 """
@@ -61,7 +59,7 @@ SECTIONS: dict[str, list[Any]] = {
 
 
 def signature(item: Any) -> str:
-    """A call with its parameters and their types, a line for each where it is long."""
+    """Formats a call with its parameters and their types; a long call has a line per parameter."""
     call = inspect.signature(item)
     parameters = [without_modules(str(p)) for p in call.parameters.values() if p.name != "self"]
     returned = call.return_annotation
@@ -77,12 +75,12 @@ def signature(item: Any) -> str:
 
 
 def without_modules(annotation: str) -> str:
-    """`Dataset | None` of `datasets.arrow_dataset.Dataset | None`."""
+    """Removes module names: `datasets.arrow_dataset.Dataset | None` becomes `Dataset | None`."""
     return re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", annotation)
 
 
 def described(item: Any) -> str:
-    """A docstring as Markdown: arguments, results and errors as lists, examples as code."""
+    """Converts a docstring to Markdown: arguments, results and errors become lists, examples become code."""
     lines = []
     for line in (inspect.getdoc(item) or "").splitlines():
         if match := re.match(r"(Args|Returns|Raises|Attributes):$", line):

@@ -1,9 +1,7 @@
-"""Writes the keys of docs/configuration.md from the dataclasses that hold them.
+"""Writes the tables of keys in docs/configuration.md from the configuration's dataclasses.
 
-    python docs/configuration.py            # rewrites the part below the marker
-    python docs/configuration.py --check    # exits with 1 if the page is out of date
-
-A test runs it with --check.
+python docs/configuration.py            # rewrites the part below the marker
+python docs/configuration.py --check    # exits with status 1 if the page is out of date; a test runs this
 """
 
 import inspect
@@ -30,7 +28,7 @@ TASKS = {"own prompts and rewards": OwnTaskConfig, "IMDB": ImdbTaskConfig, "GSM8
 
 
 def documented(settings: type[Settings]) -> tuple[str, dict[str, str]]:
-    """A class's summary and the documentation of its own keys, from its docstring."""
+    """Returns the summary in a class's docstring, and the text for each of its keys."""
     summary, _, args = (inspect.getdoc(settings) or "").partition("\nArgs:\n")
     keys: dict[str, str] = {}
     name = ""
@@ -44,14 +42,14 @@ def documented(settings: type[Settings]) -> tuple[str, dict[str, str]]:
 
 
 def default_text(value: object) -> str:
-    """A default as YAML, on one line."""
+    """Formats a default as YAML on one line."""
     return (
         yaml.safe_dump(value, default_flow_style=True, width=1000).removesuffix("\n...\n").strip()
     )
 
 
 def linked(text: str) -> str:
-    """The text with the names of other pages as links."""
+    """Turns the names of other pages in a text into links."""
     return re.sub(r"docs/(\w+)\.md", r"[\1](\1.md)", text)
 
 
@@ -60,7 +58,7 @@ def default(value: object) -> str:
 
 
 def table(name: str, settings: Settings, title: str) -> str:
-    """The keys of one block with their defaults, as a section."""
+    """Returns a section with the keys and defaults of one block."""
     summary, keys = documented(type(settings))
     rows = []
     for key, text in keys.items():
@@ -105,24 +103,24 @@ def sections() -> str:
 
 
 def own_defaults(config: Config, common: Config) -> str:
-    """The keys whose defaults are others for a task, as a section."""
+    """Returns a section with the keys whose defaults differ for GSM8K."""
     rows = []
     for field in fields(common):
-        own, other = getattr(config, field.name), getattr(common, field.name)
-        if field.name == "task" or own == other:
+        task_block, common_block = getattr(config, field.name), getattr(common, field.name)
+        if field.name == "task" or task_block == common_block:
             continue
-        if not isinstance(own, Settings):
-            rows.append(f"| `{field.name}` | {default(own)} |")
+        if not isinstance(task_block, Settings):
+            rows.append(f"| `{field.name}` | {default(task_block)} |")
             continue
-        for key in fields(own):
-            value = getattr(own, key.name)
-            if value != getattr(other, key.name):
+        for key in fields(task_block):
+            value = getattr(task_block, key.name)
+            if value != getattr(common_block, key.name):
                 rows.append(f"| `{field.name}.{key.name}` | {default(value)} |")
     return "\n".join(
         [
             "## GSM8K's own defaults",
             "",
-            "Those of `gsm8k_train` where they are not the defaults above (Table 2 of the paper).",
+            "Defaults of `gsm8k_train` that differ from the defaults above (Table 2 of the paper).",
             "",
             "| key | default |",
             "|---|---|",

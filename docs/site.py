@@ -1,13 +1,13 @@
-"""Builds the documentation site: the pages of this repository as they are, laid out by Zensical (zensical.toml).
+"""Builds the documentation site from the repository's Markdown pages with Zensical (zensical.toml).
 
-    python docs/site.py            # into build/site; `make docs` installs what it needs first
-    python docs/site.py --serve    # and serves it at http://localhost:8000
+    python docs/site.py            # writes build/site; `make docs` installs the requirements first
+    python docs/site.py --serve    # also serves the site at http://localhost:8000
 
-README.md is the home page, every other page keeps its path, so links and pictures work on the site as they do in a
-checkout. Links to other files (code, configurations) become plain text. Exits with 1 if a page, anchor,
-picture or link does not exist, or the build warns.
+README.md is the home page. Every other page keeps its path, so links and pictures work on the site as they do in a
+checkout. Links to other files (code, configurations) become plain text. The script exits with status 1 if a link's
+page, anchor or picture does not exist, or if the build warns.
 
-For language models the site also serves each page's Markdown at the page's path, and llms.txt, which lists the pages
+For language models, the site also serves each page's Markdown at the page's path, and llms.txt, which lists the pages
 of the navigation (https://llmstxt.org).
 """
 
@@ -30,7 +30,7 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def copy_pages() -> None:
-    """Copies all pages and pictures to build/pages, without links that lead out of them."""
+    """Copies all pages and pictures to build/pages. Links to other files become plain text."""
     shutil.rmtree(PAGES, ignore_errors=True)
     files = {path.relative_to(ROOT) for pattern in SOURCES for path in ROOT.glob(pattern)}
 
@@ -55,14 +55,14 @@ def copy_pages() -> None:
             parts[::2] = [
                 LINK.sub(lambda match, page=file: kept(page, match), part) for part in parts[::2]
             ]
-            # In a narrow cell, a sign stays with its number.
+            # The no-break space keeps ± and its number on one line in narrow table cells.
             (PAGES / file).write_text("".join(parts).replace(" ± ", " ±\N{NO-BREAK SPACE}"))
         else:
             shutil.copy(ROOT / file, PAGES / file)
 
 
 def first_sentence(page: Path) -> str:
-    """The first sentence of a page's first paragraph of text, without links; empty if it has none."""
+    """Returns the first sentence of a page's first text paragraph, without links; empty if the page has no text."""
     for paragraph in page.read_text().split("\n\n"):
         text = " ".join(paragraph.split())
         if re.match(r"\w|`(?!``)", text):
@@ -75,7 +75,7 @@ Nav = list[dict[str, str | list[dict[str, str]]]]  # as in zensical.toml
 
 
 def sections(nav: Nav) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """Each section with the titles and paths of its pages, first the pages of no section."""
+    """Yields each section's title with the titles and paths of its pages. Pages without a section come first."""
     entries = [entry for item in nav for entry in item.items()]
     yield "Start", [(title, page) for title, page in entries if isinstance(page, str)]
     for section, pages in entries:
@@ -84,7 +84,7 @@ def sections(nav: Nav) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def llms_txt() -> str:
-    """The text of llms.txt: a title, a summary, and in each section a list of pages, linked to their Markdown."""
+    """Returns the text of llms.txt: a title, a summary, and a list of links to the pages' Markdown by section."""
     project = tomllib.loads((ROOT / "zensical.toml").read_text())["project"]
     lines = [f"# {project['site_name']}", "", f"> {project['site_description']}"]
     for section, pages in sections(project["nav"]):
@@ -96,14 +96,14 @@ def llms_txt() -> str:
 
 
 def add_markdown() -> None:
-    """Puts llms.txt and the Markdown of all pages into the built site."""
+    """Copies the Markdown of all pages into the built site, and writes llms.txt."""
     for page in PAGES.rglob("*.md"):
         shutil.copy(page, SITE / page.relative_to(PAGES))
     (SITE / "llms.txt").write_text(llms_txt())
 
 
 class Links(HTMLParser):
-    """The targets of a page's links, pictures, scripts and style sheets, and its anchors."""
+    """Collects a page's anchors, and the targets of its links, pictures, scripts and style sheets."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Links(HTMLParser):
 
 
 def dead_links(site: Path) -> list[str]:
-    """Links of the built site to targets that do not exist, as `page: target`."""
+    """Returns the site's links to targets that do not exist, as `page: target`."""
     pages = {page: Links(page) for page in site.rglob("*.html") if page.name != "404.html"}
     dead = []
     for page, links in pages.items():

@@ -1,10 +1,10 @@
-"""Checks that the current code still gives the results' numbers, by repeating the beginning of first runs.
+"""Checks that the current code reproduces the results, by repeating the beginning of each folder's first run.
 
-    python -m results.check                     # every folder under results/ that keeps its first run
-    python -m results.check results/NAME        # one of them
+    python -m results.check                     # every folder under results/ with a first_run.json
+    python -m results.check results/NAME        # one folder
 
 `study/first_run.py` keeps the beginning of a folder's first run. On the same kind of processor, with the same libraries
-and threads, the records must be reproduced exactly. Elsewhere, differences are only reported.
+and threads, the records must be reproduced exactly. Under other conditions, differences are only reported.
 """
 
 import json
@@ -22,9 +22,14 @@ from study.plan import ROOT
 
 
 def repeat(kept: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
-    """Repeats the kept run and returns its first records. `file`: the run's file, for messages.
+    """Repeats the beginning of a kept run and returns its records.
 
-    Raises a UserError: the settings no longer fit the task, or data are missing.
+    Args:
+        kept: the content of first_run.json.
+        file: the path of first_run.json, for messages.
+
+    Raises:
+        UserError: the settings no longer fit the task, or data are missing.
     """
     import torch
 
@@ -44,7 +49,7 @@ def repeat(kept: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
 
 
 def first_difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """Describes the first difference between records, in the metrics of the earlier ones; empty if there is none."""
+    """Describes the first difference between records; empty if there is none. Metrics added since do not count."""
     for number, (old, new) in enumerate(zip(before, now, strict=True), 1):
         for name, value in old.items():
             if json.dumps(value) != json.dumps(new.get(name)):  # as text, NaN equals NaN
@@ -53,7 +58,7 @@ def first_difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[
 
 
 def check(folder: Path) -> tuple[bool, str]:
-    """Repeats a folder's first run. Returns whether the check passed, and a message."""
+    """Repeats the beginning of a folder's first run. Returns whether the check passed, and a message."""
     kept = json.loads((folder / FIRST_RUN).read_text(encoding="utf-8"))
     try:
         changed = first_difference(kept["records"], repeat(kept, folder / FIRST_RUN))
@@ -63,7 +68,7 @@ def check(folder: Path) -> tuple[bool, str]:
         return True, "equal"
     current = conditions(kept["made_on"]["threads"])
     if current != kept["made_on"]:
-        return True, f"{changed}; it was made on {kept['made_on']}, and this is {current}"
+        return True, f"{changed}; made on {kept['made_on']}, repeated on {current}"
     return False, f"CHANGED, {changed}"
 
 

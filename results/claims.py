@@ -1,4 +1,4 @@
-"""Judges the paper's claims by the rows under results/: a direction, and a size beside the reported one.
+"""Judges the paper's claims by the rows under results/: whether the direction holds, and how large the effect is.
 
     python -m results.claims --out results/claims.md
 
@@ -69,7 +69,7 @@ SETTINGS = {
     "imdb_cooperation_full_kl": "toy, full KL, 3e-5, coefficients",
     "gsm8k_credit": "GSM8K's toy",
 }
-"""Settings that the folders under results/ measure; "toy" is IMDB's. A folder's name begins with its task."""
+"""The setting of each folder under results/. "toy" is IMDB's. A folder's name begins with its task."""
 
 IMDB = tuple(SETTINGS)[:6]
 ABLATIONS = ("imdb_ablations_full_kl", "imdb_ablations_sampled_kl")
@@ -86,9 +86,9 @@ class Claim:
         says: the claim in words.
         number: the estimated quantity.
         paper: the size that the paper reports.
-        holds: the open range in which the estimate lies if the claim's direction is right.
-        folders: folders under results/, each with a setting in which the claim is judged.
-        estimate: the estimate of the quantity from a study.
+        holds: the range, without its ends, of estimates that agree with the claim's direction.
+        folders: folders under results/, each with one setting in which the claim is judged.
+        estimate: computes the quantity, with its interval, from a study.
     """
 
     says: str
@@ -125,17 +125,17 @@ OTHER_TASK = "The paper's experiment is on GSM8K; here it was made on IMDB's toy
 
 
 def ppo_declines(study: Study) -> bool:
-    """Whether PPO's task reward falls after half time."""
+    """Whether PPO's task reward falls in the second half of training."""
     return measured(PPO, decline)(study).low > 0
 
 
 def ppo_collapses(study: Study) -> bool:
-    """Whether a run of PPO collapses."""
+    """Whether at least one run of PPO collapses."""
     return bool(by_seed(study, PPO, collapsed).any())
 
 
 def ppo_runs_on(study: Study) -> bool:
-    """Whether PPO's responses come near their limit."""
+    """Whether PPO's responses come near their length limit."""
     return measured(PPO, share_of_limit)(study).low > NEARLY_ALL[0]
 
 
@@ -239,7 +239,7 @@ PAPER = [
 
 
 def direction(interval: Interval, holds: tuple[float, float]) -> str:
-    """Returns whether an interval lies where a claim says: yes, no, or open."""
+    """Returns whether an interval lies in a claim's range: yes, no, or open."""
     if interval.n < FEWEST or not all(map(math.isfinite, interval[:3])):
         return OPEN
     if holds[0] < interval.low and interval.high < holds[1]:
@@ -261,7 +261,7 @@ def judged(claim: Claim, study: Study) -> dict[str, str]:
 
 
 def table(part: Part, studies: Mapping[str, Study]) -> Rows:
-    """Returns a row for each claim and setting. Cells that a claim's rows share are only in its first row."""
+    """Returns a row per claim and setting. A cell that all of a claim's rows share is only in its first row."""
     rows = []
     for claim in part.claims:
         for folder in claim.folders:
@@ -283,7 +283,7 @@ def table(part: Part, studies: Mapping[str, Study]) -> Rows:
 
 
 def page(results: Path) -> str:
-    """Returns the claims in Markdown, by experiment of the paper.
+    """Returns the page of claims in Markdown, grouped by the paper's experiments.
 
     Raises:
         UserError: a folder of `SETTINGS` is not under `results`.

@@ -1,9 +1,10 @@
-"""Measures how much of an answer is copied from the answer it reads, as the share of its word four-grams.
+"""Measures how much of an answer is copied from the answer that it reads: the share of its word four-grams.
 
     python -m results.copied runs/experiments/SCALE/NAME/evaluation --out results/NAME_SCALE/copied.csv
 
-Each folder of the evaluation belongs to a run, GROUP-seedN. Rows already in --out are kept, as responses are not
-committed. The chains of each run's first five queries go to texts.jsonl beside --out.
+Each folder of the evaluation belongs to a run, GROUP-seedN. Rows already in --out are kept, because the repository does
+not keep the responses. The answers to each run's first five queries, with the answers that they read, go to texts.jsonl
+beside --out.
 """
 
 import csv
@@ -15,7 +16,7 @@ from cory.command import Arguments, main
 from cory.run.folder import read_rows, write_text
 
 N = 4  # words per gram
-EXAMPLES = 5  # number of queries whose chains are kept
+EXAMPLES = 5  # number of queries whose answers are kept
 COLUMNS = ("run", "answers", "copied_four_grams", "responses")
 
 
@@ -39,7 +40,7 @@ def four_grams(text: str) -> list[tuple[str, ...]]:
 
 
 def of_run(folder: Path) -> tuple[list[dict[str, str]], list[dict[str, object]]]:
-    """Returns a row for each chain of a run's evaluation, and the chains of its first queries."""
+    """Returns a row per chain of a run, such as `agent_2 after agent_1`, and its answers to the first queries."""
     records = read_rows(folder / "responses.jsonl")
     by_query = {(record["model"], record["query"]): record for record in records}
     shares: dict[str, list[float]] = {}
@@ -71,7 +72,7 @@ def of_run(folder: Path) -> tuple[list[dict[str, str]], list[dict[str, object]]]
 def command_line(argv: Sequence[str] | None = None) -> None:
     """Runs `python -m results.copied`; see the module's docstring."""
     parser = Arguments(__doc__)
-    parser.add_argument("folder", help="The evaluations of an experiment's runs")
+    parser.add_argument("folder", help="Folder with the evaluations of an experiment's runs")
     parser.add_argument("--out", required=True, help="CSV file; texts.jsonl is written beside it")
     args = parser.parse_args(argv)
     out = Path(args.out)

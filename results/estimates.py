@@ -1,7 +1,8 @@
-"""Estimates that judge claims: a number per seed, and Student's t over seeds.
+"""Computes the estimates that judge claims: a number per seed, and Student's t over seeds.
 
-A *measure* computes one number from one run's metrics. An *estimate* computes an interval from a study: it takes a
-measure of each run in some groups, and pairs the groups by seed. `results/claims.py` has an estimate for each claim.
+A *measure* computes one number from one run's metrics. An *estimate* computes an interval from a study: it applies a
+measure to each run of one or two groups, and pairs two groups by seed. `results/claims.py` has an estimate for each
+claim.
 """
 
 import math
@@ -29,7 +30,7 @@ class Untested(Exception):
 
 
 def prepared(study: Study) -> Study:
-    """Adds the columns that measures need to a study's metrics, and renames a lone group of the method to CORY."""
+    """Adds the columns that measures need to the metrics. Renames `CORY, causal` to CORY if there is no CORY."""
     times = collapse_times(study)
     run_columns = study.runs[[*RUN, "first_role", LIMIT]].drop_duplicates(RUN)
     run_columns = run_columns.join(
@@ -52,7 +53,7 @@ def prepared(study: Study) -> Study:
 
 
 def window(run: pd.DataFrame, metric: str, stop: int) -> float:
-    """Returns a metric's mean over agents and the 10 iterations before `stop`."""
+    """Returns a metric's mean over agents and over the 10 iterations before `stop`."""
     rows = run[(run["iteration"] >= stop - LAST) & (run["iteration"] < stop)]
     return float(rows[metric].mean())
 
@@ -73,12 +74,12 @@ def middle(metric: str) -> Measure:
 
 
 def over(part: Measure, whole: Measure) -> Measure:
-    """Makes a measure: one measure divided by another; NaN if the latter is not above 0."""
+    """Makes a measure: one measure divided by another; NaN if the divisor is not above 0."""
     return lambda run: part(run) / whole(run) if whole(run) > 0 else math.nan
 
 
 def of_agent(name: str, measure: Measure) -> Measure:
-    """Makes a measure: a measure of one agent."""
+    """Makes a measure: another measure, of one agent only."""
     return lambda run: measure(run[run["agent"] == name])
 
 
@@ -89,7 +90,7 @@ def start(run: pd.DataFrame) -> float:
 
 
 def gain(run: pd.DataFrame) -> float:
-    """Returns the final task reward minus its start."""
+    """Returns the final task reward minus the task reward before any update."""
     return end("task_reward")(run) - start(run)
 
 
@@ -99,17 +100,17 @@ def early_gain(run: pd.DataFrame) -> float:
 
 
 def rise(run: pd.DataFrame) -> float:
-    """Returns the change of the combined reward from the first 10 iterations to the last 10."""
+    """Returns the combined reward of the last 10 iterations minus the first 10 iterations' combined reward."""
     return end("combined_reward")(run) - window(run, "combined_reward", LAST)
 
 
 def decline(run: pd.DataFrame) -> float:
-    """Returns the task reward at half time minus the final one."""
+    """Returns the task reward at half time minus the final task reward."""
     return middle("task_reward")(run) - end("task_reward")(run)
 
 
 def late_growth(run: pd.DataFrame) -> float:
-    """Returns the growth of the KL over the last 10 iterations."""
+    """Returns the final KL minus the mean KL over the 10 iterations before the last 10."""
     return end("kl")(run) - window(run, "kl", length(run) - LAST)
 
 
@@ -121,7 +122,8 @@ def second_half(run: pd.DataFrame) -> float:
 def spread(run: pd.DataFrame) -> float:
     """Returns the standard deviation of a role's task reward around its running mean over 10 iterations.
 
-    Standard deviations are averaged over roles: a mean over agents would get steadier with more agents.
+    Standard deviations are computed per role and then averaged, as the mean reward of several agents would be steadier
+    than a single agent's.
     """
     spreads = []
     for _, rows in run.groupby("role"):
@@ -159,7 +161,7 @@ def texts_collapsed(run: pd.DataFrame) -> float:
 
 
 def time_to_collapse(run: pd.DataFrame) -> float:
-    """Returns the time to collapse; the planned iterations if there is none."""
+    """Returns the time to collapse; the planned number of iterations if no agent collapsed."""
     return float(run["collapse"].fillna(run["planned"]).iloc[0])
 
 
@@ -198,7 +200,7 @@ def between(first: str, second: str, measure: Measure, statistic: Statistic) -> 
 
 
 def relative(ours: str, rival: str, measure: Measure, whole: Measure) -> Estimate:
-    """Makes an estimate: our measure minus the rival's, over the rival's mean of `whole`, which counts as exact."""
+    """Makes an estimate: our measure minus the rival's, divided by the rival's mean `whole`, which counts as exact."""
 
     def estimate(study: Study) -> Interval:
         scale = float(by_seed(study, rival, whole).mean())
@@ -212,7 +214,7 @@ def relative(ours: str, rival: str, measure: Measure, whole: Measure) -> Estimat
 
 
 def provided(premise: Callable[[Study], bool], otherwise: str, estimate: Estimate) -> Estimate:
-    """Makes an estimate that is untested, for the reason `otherwise`, unless the claim's premise holds."""
+    """Makes an estimate with a premise. If the premise fails, the claim is untested, for the reason `otherwise`."""
 
     def estimate_if(study: Study) -> Interval:
         if not premise(study):
@@ -231,7 +233,7 @@ def of_fixed_roles(name: str, measure: Measure) -> Estimate:
 
 
 def collapses_later(study: Study) -> Interval:
-    """Returns CORY's time to collapse minus PPO's, at the largest value."""
+    """Returns CORY's time to collapse minus PPO's, at the largest value of the study's `over`."""
     largest = values_of(study)[-1]
     if not by_seed(study, PPO, collapsed, largest).any():
         raise Untested(NOT_TESTABLE, "no run of PPO collapses")
@@ -240,20 +242,24 @@ def collapses_later(study: Study) -> Interval:
 
 
 def kl_accelerates(study: Study) -> Interval:
-    """Returns the growth of PPO's KL in a run's second half divided by the first half's, at the smallest value."""
+    """Returns the growth of PPO's KL in the second half divided by its growth in the first, at the smallest value.
+
+    KL starts at 0, so its growth in the first half is the KL at half time. The value is the study's `over`.
+    """
     return over_seeds(by_seed(study, PPO, over(second_half, middle("kl")), values_of(study)[0]))
 
 
 def alone(study: Study) -> Interval:
-    """Returns the held-out difference between CORY's agents, each solo, and PPO's."""
+    """Returns the held-out difference between CORY's agents, each solo, and PPO's agent."""
     values = held_out_by_seed(study, judged_by(study), 1)
     return difference(values[CORY].dropna(), values[PPO].dropna())
 
 
 def passes(rival: str) -> Estimate:
-    """Makes an estimate: CORY's pass@k, averaged over its solo agents, minus a rival's or the base's, smallest over k.
+    """Makes an estimate: CORY's pass@k, averaged over its solo agents, minus a rival's; the smallest over k.
 
-    The ends of the interval are the smallest ends over k: if the lower end is above 0, all differences are.
+    The rival may be the untrained model. The interval's ends are the smallest ends over k, so a lower end above 0 holds
+    for all k.
     """
 
     def estimate(study: Study) -> Interval:
@@ -261,7 +267,7 @@ def passes(rival: str) -> Estimate:
         for k in [key for key in study.held_out if str(key).startswith("pass@")]:
             values = held_out_by_seed(study, k, 1)
             ours, theirs = values[CORY].dropna(), values[rival].dropna()
-            if rival == BASE:  # the base has no seeds
+            if rival == BASE:  # the untrained model has no seeds
                 intervals.append(over_seeds(ours - theirs.iloc[0]))
             else:
                 intervals.append(difference(ours, theirs))

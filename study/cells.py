@@ -1,4 +1,4 @@
-"""Markdown tables and their cells: means and differences over seeds, with metrics' titles."""
+"""Makes Markdown tables and their cells: means and differences over seeds, and titles of metrics."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from cory.metrics import TITLES
 from cory.run import tables
 from study.intervals import difference, over_seeds
 
-Rows: TypeAlias = list[dict[str, str]]  # a table's rows: cells by column
+Rows: TypeAlias = list[dict[str, str]]  # a table's rows; each maps column titles to cells
 
 OWN_KL_REWARD = "own_kl_reward"  # the combined reward with only the last answer's KL
 
@@ -36,7 +36,7 @@ def is_share(metric: str) -> bool:
 def mean_cell(values: "pd.Series[float]", metric: str) -> str:
     """Formats the mean over seeds and its interval; empty without values.
 
-    Rewards aside, there is no interval if it would reach below 0 although no value does: the seeds are too few.
+    Except for rewards, an interval that reaches below 0 although no value does is left out: there are too few seeds.
     """
     values = values.dropna()
     if not len(values):
@@ -49,9 +49,9 @@ def mean_cell(values: "pd.Series[float]", metric: str) -> str:
 
 
 def difference_cell(by_seed: pd.DataFrame, name: str, base: str | None, metric: str) -> str:
-    """Formats a group's difference to its baseline, seed by seed; empty if there is none.
+    """Formats a group's difference from its baseline; empty for the baseline itself, or if either has no values.
 
-    `by_seed` has a column per group.
+    `by_seed` has a column per group and a row per seed.
     """
     if base is None or base == name or name not in by_seed or base not in by_seed:
         return ""
@@ -62,13 +62,13 @@ def difference_cell(by_seed: pd.DataFrame, name: str, base: str | None, metric: 
 
 
 def difference_text(ours: "pd.Series[float]", theirs: "pd.Series[float]", metric: str) -> str:
-    """Formats the difference of two groups' values by seed, with its interval; shares are in percent."""
+    """Formats the difference between two groups' values by seed, with its interval; shares are in percent."""
     scale, digits = (100, 0) if is_share(metric) else (1, 2)
     return difference(scale * ours, scale * theirs).text(f"+.{digits}f")
 
 
 def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Formats rows with equal keys as a table; models' texts cannot act as Markdown, HTML or terminal control."""
+    """Formats rows with equal keys as a Markdown table. Markdown, HTML and terminal control in cells are escaped."""
     if not rows:
         return "None.\n"
     if any(list(row) != list(rows[0]) for row in rows):

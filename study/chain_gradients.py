@@ -1,9 +1,10 @@
-"""Gradients of small chains, exactly: every outcome of sampling tabular policies, with its probability.
+"""Computes exact gradients of small chains by enumerating every outcome of sampling, with its probability.
 
-A response is one token out of a few, a policy a table of logits, a reward a table. Role 1 reads the query, role j the
-query and the response of role j - 1. Estimates of the policy gradient are averaged over all outcomes, and compared with
-the objective's own gradient, by autograd. Samples that are drawn alike may come in any order, so outcomes that differ
-in the order alone are enumerated once (`grouped`). All numbers are float64.
+A chain's roles answer one query in turn. Role 1 reads the query; role j reads the query and role j - 1's response. A
+response is one token out of a few, a policy is a table of logits, and a reward is a table of values. The expectation of
+a gradient estimate is its average over all outcomes. It is compared with the objective's gradient, which autograd
+computes. The order of independent draws does not matter, so outcomes that differ only in order are enumerated once
+(`grouped`). All numbers are float64.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,18 +14,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-NOTHING = (
-    -1
-)  # what a role reads that has not read the response before it: the last row of its table
+# Stands for the earlier response if a role has not read one. Indexes the last row of the role's table.
+NOTHING = -1
 
 
 class Chain(NamedTuple):
     """Policies and rewards; queries are equally likely.
 
-    policies: logits of each role, (queries, answers + 1, answers): row i for what it reads, an answer i, the last row
-        for nothing. The first role's have that row alone. A role that does not see the query has one table for all.
-    rewards: task rewards of each role, (queries, answers).
-    team: the team reward, (queries, answers of role 1, answers of role 2, ...), if there is one.
+    policies: each role's logits, (queries, answers + 1, answers). Row i applies if the role has read answer i, the last
+        row if it has read nothing; the first role has only the last row. A role that does not see the query has one
+        table for all queries.
+    rewards: each role's task rewards, (queries, answers).
+    team: the team reward, (queries, answers of role 1, answers of role 2, ...), or None.
     """
 
     policies: tuple[Tensor, ...]
@@ -36,14 +37,14 @@ class Chain(NamedTuple):
         return max(len(logits) for logits in self.policies)
 
     def probabilities(self, role: int, query: int, read: int) -> Tensor:
-        """Returns how likely each of a role's answers is, (answers,)."""
+        """Returns the probabilities of a role's answers, (answers,)."""
         logits = self.policies[role]
         return logits[query % len(logits), read].softmax(-1)
 
     def objective_gradient(self) -> list[Tensor]:
-        """The gradient of the expected sum of all rewards (Eq. 4) with respect to each role's logits, by autograd."""
+        """Returns the gradient of the expected sum of all rewards (Eq. 4) with respect to each role's logits."""
         logits = [policy.clone().requires_grad_() for policy in self.policies]
-        # Queries and each role's answers have a dimension of their own: every chain at once.
+        # All chains at once: the first dimension is the query, each further one a role's answer.
         sizes = [self.num_queries, *(policy.shape[-1] for policy in logits)]
         queries, *answers = torch.meshgrid(*map(torch.arange, sizes), indexing="ij")
         chances = torch.full(sizes, 1 / self.num_queries, dtype=torch.float64)
@@ -60,36 +61,37 @@ class Chain(NamedTuple):
 class Outcomes(NamedTuple):
     """Outcomes of sampling, in any order.
 
-    chances: their probabilities, (outcomes,).
-    columns: by name and role, (outcomes, responses) each: `answer`, `query` and `read` of the role's responses, and
-        what is drawn beside them. Responses that follow the same one stand together.
+    chances: the outcomes' probabilities, (outcomes,).
+    columns: tensors (outcomes, responses) by name and role. `query` and `read` are what a response's role has read,
+        `answer` is what it answers; extra draws have other names (`Beside`). Responses to the same earlier response are
+        adjacent.
     """
 
     chances: Tensor
     columns: Mapping[tuple[str, int], Tensor]
 
     def follow(self, values: Tensor, role: int) -> Tensor:
-        """The values of earlier responses, for each response of a role that follows them."""
+        """Repeats an earlier role's values, one per response, for each of the role's responses that follow."""
         return values.repeat_interleave(self.responses(role) // values.shape[1], dim=1)
 
     def responses(self, role: int) -> int:
-        """How many a role gives in an outcome."""
+        """Returns the number of a role's responses in one outcome."""
         return self.columns["answer", role].shape[1]
 
     def scaled(self, chance: float) -> "Outcomes":
-        """The same outcomes, after something else of that probability."""
+        """Multiplies the outcomes' probabilities by `chance`, the probability of an earlier event."""
         return self._replace(chances=self.chances * chance)
 
 
 def concatenated(parts: Sequence[Outcomes]) -> Outcomes:
-    """One of the parts happens."""
+    """Joins alternatives: exactly one of the parts happens."""
     chances = torch.cat([part.chances for part in parts])
     columns = {name: torch.cat([part.columns[name] for part in parts]) for name in parts[0].columns}
     return Outcomes(chances, columns)
 
 
 def crossed(first: Outcomes, second: Outcomes) -> Outcomes:
-    """Both happen, independently; the second's responses stand after the first's."""
+    """Combines independent outcomes: both happen. The second's responses come after the first's."""
     rows = torch.cartesian_prod(torch.arange(len(first.chances)), torch.arange(len(second.chances)))
     columns = {name: column[rows[:, 0]] for name, column in first.columns.items()}
     for name, column in second.columns.items():
@@ -99,7 +101,7 @@ def crossed(first: Outcomes, second: Outcomes) -> Outcomes:
 
 
 def grouped(outcomes: Outcomes, size: int) -> Outcomes:
-    """`size` independent draws of the outcomes, without regard to their order."""
+    """Draws `size` times independently from the outcomes, regardless of order."""
     rows, orders = _multisets(len(outcomes.chances), size)
     chances = orders * outcomes.chances[rows].prod(1)
     return Outcomes(
@@ -109,28 +111,28 @@ def grouped(outcomes: Outcomes, size: int) -> Outcomes:
 
 @cache
 def _multisets(count: int, size: int) -> tuple[Tensor, Tensor]:
-    """Every choice of `size` out of `count`, with repetition, (choices, size), and in how many orders it comes."""
+    """Returns all multisets of `size` out of `count` items, (multisets, size), and how many orders each has."""
     rows = torch.combinations(torch.arange(count), size, with_replacement=True)
-    # Rows are sorted: of k equal ones the i-th divides the number of orders, size!, by i.
+    # The number of orders is size!, divided by k! for each set of k equal items, which are adjacent.
     orders = torch.ones(len(rows), dtype=torch.float64)
-    run = torch.ones(len(rows), dtype=torch.float64)
+    equal_items = torch.ones(len(rows), dtype=torch.float64)
     for i in range(1, size):
-        run = torch.where(rows[:, i] == rows[:, i - 1], run + 1, 1)
-        orders = orders * (i + 1) / run
+        equal_items = torch.where(rows[:, i] == rows[:, i - 1], equal_items + 1, 1)
+        orders = orders * (i + 1) / equal_items
     return rows, orders
 
 
-# By role, what is drawn beside each of its responses: a name, and the probabilities, from the query.
+# Extra draws by role, one for each of its responses: a name, and a function from the query to the probabilities.
 Beside = Mapping[int, tuple[str, Callable[[int], Tensor]]]
 
 
 def draw(chances: Tensor, name: str, role: int) -> Outcomes:
-    """One answer with these probabilities."""
+    """Draws one answer with these probabilities."""
     return Outcomes(chances, {(name, role): torch.arange(len(chances))[:, None]})
 
 
 def response(chain: Chain, role: int, query: int, read: int) -> Outcomes:
-    """One response of a role."""
+    """Draws one response of a role."""
     outcomes = draw(chain.probabilities(role, query, read), "answer", role)
     answers = outcomes.columns["answer", role]
     prompt = {"query": query, "read": read}
@@ -146,22 +148,27 @@ def subtrees(
     role: int = 0,
     read: int = NOTHING,
 ) -> Outcomes:
-    """One response of a role, and all that follow it.
+    """Draws one response of a role, and all later roles' responses that follow it.
 
     Args:
-        fanouts: of each role, how many responses it gives to each of the role before.
+        chain: the chain.
+        fanouts: for each role, its number of responses to each response of the previous role.
+        query: the query.
+        beside: extra draws.
+        role: the role of the first response.
+        read: the answer that it has read.
     """
     beside = beside or {}
     outcomes = response(chain, role, query, read)
     if role + 1 < len(chain.policies):
         parts = []
         for answer in range(len(outcomes.chances)):
-            of_answer = Outcomes(
+            this_answer = Outcomes(
                 outcomes.chances[[answer]],
                 {name: column[[answer]] for name, column in outcomes.columns.items()},
             )
             below = subtrees(chain, fanouts, query, beside, role + 1, answer)
-            parts.append(crossed(of_answer, grouped(below, fanouts[role + 1])))
+            parts.append(crossed(this_answer, grouped(below, fanouts[role + 1])))
         outcomes = concatenated(parts)
     if role in beside:
         name, probabilities = beside[role]
@@ -170,13 +177,13 @@ def subtrees(
 
 
 def groups(chain: Chain, fanouts: Sequence[int], beside: Beside | None = None) -> list[Outcomes]:
-    """A query, `fanouts[0]` responses of the first role to it, and all that follow them; a part for each query."""
-    stems = [subtrees(chain, fanouts, query, beside) for query in range(chain.num_queries)]
-    return [grouped(stem, fanouts[0]).scaled(1 / chain.num_queries) for stem in stems]
+    """Draws a query and `fanouts[0]` trees of responses to it (`subtrees`). Returns a part per query."""
+    trees = [subtrees(chain, fanouts, query, beside) for query in range(chain.num_queries)]
+    return [grouped(tree, fanouts[0]).scaled(1 / chain.num_queries) for tree in trees]
 
 
 def task_rewards(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
-    """Returns the task rewards of each role's responses, (outcomes, responses)."""
+    """Returns each role's task rewards, (outcomes, responses)."""
     return [
         reward[outcomes.columns["query", role], outcomes.columns["answer", role]]
         for role, reward in enumerate(chain.rewards)
@@ -184,19 +191,22 @@ def task_rewards(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
 
 
 def team_rewards(chain: Chain, outcomes: Outcomes) -> Tensor | None:
-    """Returns the team reward of each response of the last role, (outcomes, responses)."""
+    """Returns the team reward of each of the last role's responses, (outcomes, responses), or None."""
     if chain.team is None:
         return None
     last = len(chain.policies) - 1
-    # An answer is what the next role has read, which need not be its stem's (AT-GRPO).
+    # With AT-GRPO, the next role reads only one of several responses, so take the answer that it has read.
     answers = [outcomes.columns["read", role] for role in range(1, last + 1)]
     answers = [outcomes.follow(column, last) for column in answers]
     return chain.team[(outcomes.columns["query", last], *answers, outcomes.columns["answer", last])]
 
 
 class Estimate(NamedTuple):
-    """An estimate of the gradient over all outcomes, by role: its mean, (parameters,), its variance, summed over the
-    parameters, and the variance within parts, such as queries.
+    """Moments of a gradient estimate over all outcomes, by role.
+
+    means: the mean, (parameters,).
+    variances: the variance, summed over parameters.
+    within: the variance within parts, such as queries, summed over parameters.
     """
 
     means: list[Tensor]
@@ -207,17 +217,20 @@ class Estimate(NamedTuple):
 def moments(
     chain: Chain, parts: Sequence[Outcomes], advantages: Callable[[Outcomes], Sequence[Tensor]]
 ) -> Estimate:
-    """Returns the moments of the mean over a role's responses of log-gradient times advantage, a learner's first step.
+    """Returns the moments of a policy-gradient estimate, a learner's first step.
+
+    For each role, the estimate averages log-probability gradient times advantage over the role's responses.
 
     Args:
-        parts: together, all outcomes.
-        advantages: from outcomes, those of each role's responses, (outcomes, responses).
+        chain: the chain.
+        parts: outcomes by part, such as by query; together, all outcomes.
+        advantages: computes each role's advantages, (outcomes, responses), from outcomes.
     """
     means = [torch.zeros(logits.numel(), dtype=torch.float64) for logits in chain.policies]
     squares, within = [0.0] * len(means), [0.0] * len(means)
     for outcomes in parts:
-        for role, of_role in enumerate(advantages(outcomes)):
-            samples = _gradients(chain, outcomes, role, of_role)
+        for role, role_advantages in enumerate(advantages(outcomes)):
+            samples = _gradients(chain, outcomes, role, role_advantages)
             mean = outcomes.chances @ samples
             square = (outcomes.chances @ samples.square()).sum().item()
             means[role] += mean
@@ -230,11 +243,11 @@ def moments(
 
 
 def _gradients(chain: Chain, outcomes: Outcomes, role: int, advantages: Tensor) -> Tensor:
-    """The mean over a role's responses of log-gradient times advantage, (outcomes, parameters)."""
+    """Averages log-probability gradient times advantage over a role's responses, (outcomes, parameters)."""
     logits, answers = chain.policies[role], outcomes.columns["answer", role]
     queries = outcomes.columns["query", role] % len(logits)
     table_rows = queries * logits.shape[1] + outcomes.columns["read", role] % logits.shape[1]
-    # The gradient of a softmax's log-probability: the chosen answer's indicator minus the probabilities.
+    # The gradient of a log-softmax is the chosen answer's one-hot vector minus the probabilities.
     sums = torch.zeros(len(answers), logits.numel(), dtype=torch.float64)
     sums.scatter_add_(1, table_rows * logits.shape[2] + answers, advantages / answers.shape[1])
     sums = sums.view(len(answers), -1, logits.shape[2])

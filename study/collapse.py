@@ -1,4 +1,7 @@
-"""Finds when runs collapse: texts repeat themselves, or KL exceeds its bound. Definitions: docs/metrics.md."""
+"""Finds when runs collapse: their texts repeat themselves, or their KL exceeds its bound.
+
+Definitions: docs/metrics.md, "Collapse".
+"""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +21,7 @@ def collapse_times(study: Study) -> pd.DataFrame:
     """Returns each run's number of iterations until an agent collapses, by `kl` and by `texts`; NaN if none does.
 
     An agent collapses when its means over 10 iterations meet the rule of `cory.metrics.collapsed`. In a run that the KL
-    guard ended, an agent whose KL exceeds the bound in the last iteration collapses there.
+    guard ended, the last iteration alone suffices: an agent collapses if its KL exceeds the bound.
     """
     from cory.metrics import collapsed  # imported late, as it imports torch
 
@@ -45,9 +48,9 @@ def collapse_times(study: Study) -> pd.DataFrame:
 
 
 def _with_share(study: Study) -> pd.DataFrame:
-    """Returns the metrics with `kl_bound` and `share`, distinct-2 divided by an untrained agent's distinct-2.
+    """Adds `kl_bound`, and `share`: distinct-2 divided by an untrained agent's distinct-2.
 
-    The share is NaN for answers of one word, and for agents that are frozen beside learning ones.
+    The share is NaN for answers of one word, and for agents that are frozen while others learn.
     """
     expected = _untrained_distinct_2(study)
     bounds = study.runs[[*RUN, "kl_bound"]].drop_duplicates(RUN)
@@ -56,11 +59,11 @@ def _with_share(study: Study) -> pd.DataFrame:
 
 
 def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
-    """Estimates an untrained agent's distinct-2 in the role and at the response length of each row of the metrics.
+    """Estimates an untrained agent's distinct-2 for each row of the metrics, given the row's role and response length.
 
-    Longer responses repeat more, and a batch's length is drawn at random. Over the first iterations, log distinct-2 is
-    therefore fitted by a line in the response length (least squares), with an intercept per group and role and a slope
-    per role.
+    Longer responses repeat more, and a batch's length is drawn at random. The estimate is therefore a least-squares fit
+    to the first iterations of all runs: log distinct-2 is linear in the response length, with an intercept per group
+    and role and a slope per role.
     """
     start = study.without_frozen(study.metrics)
     start = start[(start["iteration"] == 0) & (start["distinct_2"] > 0)]
@@ -82,20 +85,21 @@ def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
 
 
 def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] = ()) -> Rows:
-    """Returns a row per group: how many runs collapsed and why, and the mean time to collapse with its difference.
+    """Returns a row per group: how many runs collapsed and why, and the mean time to collapse.
 
-    A ✓ marks the differences of `primary` groups that survive Holm's correction over all of them.
+    The mean time is compared with the baseline's. A ✓ marks primary differences that survive Holm's correction over all
+    primary differences.
 
     Args:
         study: the runs.
         groups: the groups to show. Empty: all.
-        primary: the groups whose differences to the baseline are primary.
+        primary: the groups whose differences from the baseline are primary.
 
     Raises:
-        ValueError: the runs have several planned lengths.
+        ValueError: runs were planned with different numbers of iterations.
         LookupError: a primary group has no run.
     """
-    if not len(study.metrics):  # the folder has no metrics.csv.gz
+    if not len(study.metrics):  # the folder of results has no metrics.csv.gz
         return []
     by_cause = collapse_times(study)
     times = by_cause.min(axis=1)
@@ -136,8 +140,10 @@ def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] =
 
 
 def planned_iterations(study: Study) -> int:
-    """Returns the planned iterations of all runs. Older rows lack them; then the longest run counts."""
+    """Returns the number of iterations planned for every run. Older rows lack it; then the longest run counts."""
     planned = {int(number) for number in study.runs["planned"].dropna()}
     if len(planned) > 1:
-        raise ValueError(f"expected runs of one planned length, got {sorted(planned)}")
+        raise ValueError(
+            f"planned: expected one number of iterations for all runs, got {sorted(planned)}"
+        )
     return planned.pop() if planned else int(study.metrics["iteration"].max()) + 1

@@ -1,11 +1,11 @@
-"""Writes the page of an experiment or of any runs: tables and figures, held out first, then training.
+"""Writes a page that compares an experiment's runs, or any runs: held-out results first, then training.
 
     python -m study.compare results/imdb_cures                 # a folder of results; the runs are not needed
     python -m study.compare runs/cory-seed* runs/ppo-seed*     # runs; names that differ only in -seedN form a group
-    python -m study.compare results/notes --role answerer      # curves of one role, if others earn 0
+    python -m study.compare results/notes --role answerer      # curves of one role, for example if the others earn 0
 
-Writes comparison.md and its figures; for runs, also their rows. for_paper/ has the tables as CSV and LaTeX, and the
-figures as PDF. Definitions: docs/metrics.md, "Comparison".
+The output is comparison.md with its figures. A page made from folders of runs also saves their rows. for_paper/ has the
+tables as CSV and LaTeX, and the figures as PDF. Definitions: docs/metrics.md, "Comparison".
 """
 
 import re
@@ -37,24 +37,24 @@ from study.frame import (
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
 
-# Keys that may differ between seeds, as data may be drawn with the seed.
+# Keys that may differ within a group, as the data may depend on the seed.
 SEED_KEYS = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
 FOR_PAPER = "for_paper"
 FIGURES = ("curves", "paths", "pass_at_k", "frontier")
 INTERVALS = (
-    "Values are means over n seeds ± the half-width of their 95 % interval by Student's t; the figures' bands and bars "
-    "are the same intervals. Differences are to {}, seed by seed. Combined reward: earned reward - {} * KL."
+    "Values are means over n seeds ± the half-width of their 95 % interval by Student's t; bands and bars in figures "
+    "show the same intervals. Differences are to {}, paired by seed. Combined reward: earned reward - {} * KL."
 )
 TRAINING = (
-    "Means over the last 10 iterations, or all of a shorter run, and over a run's agents in all roles. A pair's "
-    "observer has read a first answer and a single agent has not, so these numbers do not compare methods at equal "
-    "calls. Collapsed: at some point in training, over ten iterations, distinct-2 is below half of an untrained "
-    "agent's at the same length, or KL is above guards.kl_bound."
+    "Values are means over a run's agents, their roles, and the last 10 iterations (all iterations of a shorter run). "
+    "These numbers do not compare methods at equal calls: a pair's observer has read a first answer, a single agent "
+    "has not. A run has collapsed if, over any ten iterations, an agent's distinct-2 is below half of an untrained "
+    "agent's at the same response length, or its KL is above guards.kl_bound."
 )
 CURVES = "Running means over up to 10 iterations, {}. Bands need at least three runs."
 PATHS = (
-    "KL where the ten-iteration mean of {} first reaches a task reward; markers show the end of training. Groups on "
-    "the same line pay the same KL for a task reward."
+    "Lines show the KL at which {}'s task reward, averaged over ten iterations, first reaches a level; markers show "
+    "the end of training. Groups on the same line pay the same KL for a task reward."
 )
 
 
@@ -73,11 +73,11 @@ def write_page(
         study: the runs.
         out: the folder to write.
         title: the page's title.
-        question: the experiment's question, shown below the title.
+        question: the experiment's question.
         command: the command that repeats the experiment.
-        role: the role whose curves and KL at equal task reward are shown. None: each agent's curves, and the KL of the
-            role that answers the query alone.
-        notes: caveats, in addition to the study's.
+        role: the role whose curves and KL at equal task reward are shown. None: curves for each agent, and the KL of
+            the role that answers the query alone.
+        notes: caveats; those that follow from the study's rows are added.
 
     Returns:
         The path of comparison.md.
@@ -112,7 +112,7 @@ def write_page(
 
 
 def _short(version: str) -> str:
-    """Shortens a commit to twelve digits, keeping any `-dirty`."""
+    """Shortens a commit to twelve digits; a suffix such as `-dirty` stays."""
     commit, *dirty = version.split("-", 1)
     return "-".join([commit[:12], *dirty])
 
@@ -150,7 +150,9 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
         parts.append(_figure(out, "curves", plots.plot_curves, shown))
         parts.append(CURVES.format(f"of the {role}" if role else "by agent") + "\n")
         path_role = role or study.first_role
-        if study.metrics["iteration"].max() >= 2 * LAST:  # shorter runs have hardly any path
+        if (
+            study.metrics["iteration"].max() >= 2 * LAST
+        ):  # in shorter runs, the lines would have few points
             parts.append(_figure(out, "paths", plots.plot_paths, study, path_role))
             parts.append(PATHS.format(f"the {path_role}") + "\n")
     by_agent = comparison.ends_by_agent(study)
@@ -158,7 +160,10 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
 
 
 def verdicts(study: Study) -> list[str]:
-    """Returns a sentence per group on its difference to the baseline: held out by calls, or at the end of training."""
+    """Returns sentences on each group's difference from the baseline.
+
+    There is one sentence for each number of held-out calls or, without an evaluation, one on the end of training.
+    """
     metric = held_out.judged_by(study)
     if len(study.held_out):
         measured = {
@@ -187,17 +192,19 @@ def _caveats(study: Study) -> list[str]:
     notes = []
     rewards = ["fingerprint.reward", "fingerprint.reward_sha256"]
     if len(study.runs[rewards].drop_duplicates()) > 1:
-        notes.append("runs were trained on different rewards, or versions of their source")
+        notes.append(
+            "runs were trained with different rewards, or with different versions of a reward's source code"
+        )
     seeds = study.runs.groupby("group", sort=False)["seed"].agg(set)
     for name in study.groups:
         base = study.base_of(name)
         if base is None:
-            notes.append(f"{name}: no run of {study.baseline} at this value, so no difference")
+            notes.append(f"{name}: no difference, as {study.baseline} has no run at this value")
         elif seeds[name] != seeds[base]:
-            notes.append(f"{name}, {base}: seeds differ")
+            notes.append(f"{name} and {base} have different seeds")
     lengths = sorted(set(study.runs["planned"].dropna()))
     if len(lengths) > 1:
-        notes.append(f"runs of unequal length: {', '.join(map(str, lengths))} iterations")
+        notes.append(f"runs have different lengths: {', '.join(map(str, lengths))} iterations")
     for run in study.ended_early.itertuples():
         notes.append(
             f"{run.group}, seed {run.seed}: ended after iteration {run.iterations} by "
@@ -207,13 +214,13 @@ def _caveats(study: Study) -> list[str]:
 
 
 def read_runs(folders: Sequence[Path]) -> Study:
-    """Reads runs into a study. Runs whose folders' names differ only in a final `-seedN` form a group.
+    """Reads runs into a study. Runs whose folder names differ only in a final `-seedN` form a group.
 
     Groups are named after their folders, without the parts that all groups share (`short_labels`). The baseline is the
-    first group with a single agent, or the first group.
+    first group with a single agent, or the first group if none has.
 
     Raises:
-        UserError: a folder is not a run's, or runs of a group differ in more than their seed.
+        UserError: a folder is not a run's, or a group's runs differ in more than their seed.
     """
     groups = [re.sub(r"-seed\d+$", "", folder.name) for folder in folders]
     labels = short_labels(groups)
@@ -243,13 +250,14 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     """Runs `python -m study.compare`; see the module's docstring."""
     parser = Arguments(__doc__)
     parser.add_argument("runs", nargs="+", help="Folders of runs, or a folder of results")
-    parser.add_argument("--out", default="runs/comparison", help="Folder of the page")
+    parser.add_argument("--out", default="runs/comparison", help="Folder for the page")
     parser.add_argument(
         "--baseline", help="Group to compare with. Default: the first with a single agent"
     )
     parser.add_argument(
         "--role",
-        help="Role whose curves and paths are shown. Default: each agent's curves, the first role's paths",
+        help="Role whose curves and KL at equal task reward are shown. Default: curves for each agent, and the first "
+        "role's KL",
     )
     args = parser.parse_args(argv)
     if not args.out.strip():
@@ -262,12 +270,14 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     first = Path(args.runs[0])
     if (first / "runs.csv").is_file():
         if len(args.runs) > 1:
-            raise UserError(f"runs: expected runs, or one folder of results, got {first} and more")
+            raise UserError(
+                f"runs: expected folders of runs, or one folder of results, got {first} and others"
+            )
         study = read_study(first)
     else:
         if (out / "runs.csv").is_file() and any(read_study(out).runs["experiment"]):
             raise UserError(
-                f"--out: expected a folder without rows of an experiment, got {args.out!r}"
+                f"--out: expected a folder without an experiment's rows, got {args.out!r}"
             )
         # A pattern also matches the log files beside an experiment's runs.
         folders = [Path(name) for name in args.runs if not Path(name).is_file()]

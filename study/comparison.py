@@ -1,4 +1,4 @@
-"""Tables of the end of training: means, and differences to the baseline.
+"""Makes tables of the end of training: means, and differences from the baseline.
 
 Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 """
@@ -12,7 +12,7 @@ from study.frame import METRICS, RUN, Study, natural
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
-    """Returns labels of each group's agents: the group's name, with `agent_1`, ... if there are several."""
+    """Returns a label for each agent of each group: the group's name, with the agent's if the group has several."""
     result = {}
     for name in study.groups:
         agents = natural(study.final.loc[study.final["group"] == name, "agent"].unique())
@@ -25,9 +25,9 @@ def labels(study: Study) -> dict[tuple[str, str], str]:
 
 
 def ends(study: Study) -> Rows:
-    """Returns a row per group: final metrics, averaged over agents, and the difference to the baseline.
+    """Returns a row per group: final metrics, averaged over agents, and the difference from the baseline.
 
-    If the study has metrics of all iterations, the row also counts the runs that collapsed.
+    If the study has the metrics of all iterations, the row also counts the runs that collapsed.
     """
     reward = study.by_seed("combined_reward")
     times = collapse_times(study).min(axis=1) if len(study.metrics) else None
@@ -60,7 +60,7 @@ def ends_by_agent(study: Study) -> Rows:
 
 
 def points(study: Study) -> pd.DataFrame:
-    """Returns a row per run: family, value, seed and the final metrics, averaged over agents without frozen ones."""
+    """Returns a row per run: family, value, seed, and final metrics averaged over all agents except frozen ones."""
     final = study.without_frozen(study.final)
     means = final.groupby(RUN, sort=False)[METRICS].mean().reset_index()
     return means.merge(study.runs[[*RUN, "family", "value"]], on=RUN)

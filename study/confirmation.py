@@ -1,16 +1,21 @@
-"""Two groups of pairs with another credit: when they earn a reward, and how large the first role's gradients are."""
+"""Compares two groups whose runs differ in credit: how soon they earn a reward, and the first role's gradient norm."""
 
 from study.cells import Rows
 from study.frame import RUN, Study
 from study.intervals import difference, direction, holm, ratio
 
-LEVELS = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]  # of the last role's task reward
-SHARE = 0.9  # of all runs that reach a level, or it does not count
-SMOOTHED = 10  # iterations
+LEVELS = [0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]  # levels of the last role's task reward
+SHARE = 0.9  # a level counts if this share of all runs reaches it
+SMOOTHED = 10  # iterations in a running mean, and in the mean of the squared gradient norms
 
 
 def confirmed(study: Study, ours: str, rival: str) -> Rows:
-    """The rival against our group, paired by seed; both comparisons are primary, with Holm's correction over them."""
+    """Returns two comparisons of the rival with our group, paired by seed.
+
+    One is the number of iterations until the last role's task reward reaches the highest level that counts. The other
+    is the first role's squared gradient norm at the start of training. Both are primary; a ✓ marks those that survive
+    Holm's correction.
+    """
     first_role = study.first_role
     is_first = study.metrics["role"] == first_role
     rewards = study.metrics[~is_first].pivot(index="iteration", columns=RUN, values="task_reward")
@@ -22,7 +27,7 @@ def confirmed(study: Study, ours: str, rival: str) -> Rows:
     measured = []
     if reached:
         above = smooth >= reached[-1]
-        # A run that does not reach the level counts its last iteration.
+        # A run that never reaches the level counts with its last iteration.
         first = above.idxmax().where(above.any(), smooth.index[-1]) + 1
         compared = difference(first[rival], first[ours])
         measured.append(
@@ -38,9 +43,9 @@ def confirmed(study: Study, ours: str, rival: str) -> Rows:
             "n": str(compared.n),
             ours: f"{values[ours].mean():.{digits}f}",
             rival: f"{values[rival].mean():.{digits}f}",
-            "difference or ratio": f"{text} {direction(compared, equal)}{' ✓' if kept else ''}",
+            "difference or ratio": f"{text} {direction(compared, equal)}{' ✓' if survives else ''}",
         }
-        for (measure, values, compared, text, equal, digits), kept in zip(
+        for (measure, values, compared, text, equal, digits), survives in zip(
             measured, rejected, strict=True
         )
     ]

@@ -1,18 +1,21 @@
-"""Audits credit: bias and variance of gradient estimates against exact gradients, on small chains, without training.
+"""Audits credit assignment: bias and variance of gradient estimates against exact gradients, without training.
 
     python -m study.credit --out results/credit_audit     # rows.csv and variance.png; minutes on one core
 
-Chains of two and three tabular policies (study/chain_gradients.py) under each of `STRUCTURES`, and each of
-`ESTIMATORS`, this package's and others', by enumeration of all outcomes.
+Each of `ESTIMATORS`, from this package and other work, is applied to small chains of two and three tabular policies
+(study/chain_gradients.py) under each reward structure (`STRUCTURES`). All outcomes of sampling are enumerated.
 
-An estimate has GROUP chains of a query, or a tree of responses to it. Its *bias* is its mean minus the gradient of the
-expected sum of all rewards (Eq. 4), over all queries. Its *variance* is that of the samples, given the query, summed
-over all parameters, after a scaling: the mean's component along the exact gradient gets the exact gradient's length, or
-shorter estimates would look better. *At equal tokens* it is multiplied by the sampled tokens, as n times as many
-estimates have an n-th of the variance. A response is one token; those that are drawn as a baseline alone count, too.
+An estimate samples `GROUP` chains for one query, or a tree of responses to it.
 
-The baseline is the same where the source allows it: the mean of the other responses to the same prompt, as in RLOO, or
-to the same query, where a response to a prompt is the only one.
+* *Bias*: the estimate's mean minus the gradient of the expected sum of all rewards (Eq. 4), over all queries.
+* *Variance*: the variance of an estimate given the query, summed over all parameters. It is computed after scaling the
+  estimate so that the mean's component along the exact gradient has the exact gradient's length. Without the scaling,
+  estimates that are too short would look better.
+* *Variance at equal tokens*: the variance times the number of sampled tokens, because averaging n estimates divides the
+  variance by n. A response is one token. Responses that serve only as a baseline count, too.
+
+If its source allows it, an estimator uses this baseline: the mean over the other responses to the same prompt, as in
+RLOO, or to the same query if the prompt has only one response.
 """
 
 import math
@@ -51,28 +54,28 @@ from study.chain_gradients import (
     team_rewards,
 )
 
-GROUP = 4  # chains of a query, or first responses to it
-ANSWERS = {2: 3, 3: 2}  # of each role, by the number of roles
-WORLDS = 10  # random chains of each structure
+GROUP = 4  # chains per query, or first responses to it
+ANSWERS = {2: 3, 3: 2}  # each role's number of possible answers, by the number of roles
+WORLDS = 10  # random chains per structure
 INFORMATION_WEIGHT = 0.1  # as in docs/learners.md
-CCPO_LAMBDA = 0.2  # its `counterfactual_lambda`
+CCPO_LAMBDA = 0.2  # `counterfactual_lambda` in CCPO's code
 REFERENCE = "sum"
 ROWS = "rows.csv"
-NO_ANGLE = 1e-3  # degrees; what rounding leaves of none
+NO_ANGLE = 1e-3  # degrees; smaller angles are rounding errors
 
-# What is rewarded, and what is read.
+# Reward structures: what is rewarded, and what each role sees.
 STRUCTURES = {
     "alike": "every role is rewarded for the right answer",
-    "opposed": "the first role is rewarded for the right answer, the others lose by it",
+    "opposed": "the first role is rewarded for the right answer, the others are penalised for it",
     "last": "only the last role is rewarded",
-    "team": "one reward for the whole chain, where every role is right",
+    "team": "the chain has a single reward, earned if every role is right",
     "knowledge": "only the last role is rewarded, and only the first sees the query",
-    "idle": "only the last role is rewarded, and none reads another",
+    "idle": "only the last role is rewarded, and no role reads another's response",
 }
 
 
 def make_chain(structure: str, roles: int, seed: int) -> Chain:
-    """A random chain. A query has one right answer; roles tend to repeat what they read."""
+    """Makes a random chain. Each query has one right answer; roles tend to repeat what they read."""
     generator = torch.Generator().manual_seed(seed)
     answers = ANSWERS[roles]
     knowledge = structure == "knowledge"
@@ -87,7 +90,7 @@ def make_chain(structure: str, roles: int, seed: int) -> Chain:
 
     policies = [noise(queries, 1, answers)]
     if knowledge:
-        policies[0] += is_right[:, None]  # it tells something of what it knows
+        policies[0] += is_right[:, None]  # the first role tends to give the right answer
     repeat = 1.5 * torch.eye(answers + 1, answers, dtype=torch.float64)
     for _ in range(1, roles):
         tables = 1 if knowledge else queries
@@ -120,10 +123,10 @@ class Estimator:
     """One way to estimate the gradient.
 
     Args:
-        fanouts: by the number of roles, how many responses each gives to each of the role before.
-        advantages: of each role's responses, (outcomes, responses).
-        beside: what is drawn beside the chain's own responses.
-        sample: all outcomes, where they are not those of a tree.
+        fanouts: by number of roles, each role's number of responses to each response of the previous role.
+        advantages: computes each role's advantages, (outcomes, responses).
+        beside: draws in addition to the chain's responses, such as a baseline's.
+        sample: samples the outcomes. None: as a tree, by `fanouts`.
         source: the arXiv number.
     """
 
@@ -140,26 +143,26 @@ class Estimator:
 
 
 def siblings(outcomes: Outcomes, role: int) -> int:
-    """How many responses are compared: all to the same prompt, or, where that is one, all to the query."""
+    """Returns how many responses are compared: all to the same prompt, or to the query if a prompt has only one."""
     count = outcomes.responses(role)
     before = outcomes.responses(role - 1) if role else 1
     return count if count == before else count // before
 
 
 def credited(chain: Chain, outcomes: Outcomes, mode: str, weight: float = 1.0) -> list[Tensor]:
-    """The training rewards of each role by `assign_credit`, all outcomes being one batch."""
+    """Returns each role's training rewards by `assign_credit`, with all outcomes as one batch."""
     rewards = [reward.flatten() for reward in task_rewards(chain, outcomes)]
     team = team_rewards(chain, outcomes)
-    baselines, told = [], []
+    baselines, gained = [], []
     if mode == "counterfactual":
         for role in range(1, len(rewards)):
             unread = outcomes.columns["unread", role]
             reward = chain.rewards[role][outcomes.columns["query", role], unread]
             baselines.append(reward.flatten())
     if mode == "information":
-        told.append(information(chain, outcomes).flatten())
+        gained.append(information(chain, outcomes).flatten())
     team = None if team is None else team.flatten()
-    trained = assign_credit(rewards, mode, weight, baselines, team, told)
+    trained = assign_credit(rewards, mode, weight, baselines, team, gained)
     return [reward.view(len(outcomes.chances), -1) for reward in trained]
 
 
@@ -170,7 +173,7 @@ def mode_advantages(
     algorithm: AlgorithmName = "rloo",
     weight: float = 1.0,
 ) -> list[Tensor]:
-    """A mode of `cory.credit` with the advantages of a learner."""
+    """Returns each role's advantages with a credit mode of `cory.credit` and a learner's algorithm."""
     advantages = []
     for role, rewards in enumerate(credited(chain, outcomes, mode, weight)):
         size = siblings(outcomes, role)
@@ -181,7 +184,7 @@ def mode_advantages(
 
 
 def unread(chain: Chain) -> Beside:
-    """Beside each response after the first, one of the same role that has read nothing."""
+    """Adds a draw to each response of the later roles: the same role's response without reading."""
     return {
         role: ("unread", partial(chain.probabilities, role, read=NOTHING))
         for role in range(1, len(chain.policies))
@@ -189,7 +192,7 @@ def unread(chain: Chain) -> Beside:
 
 
 def elsewhere(chain: Chain) -> Beside:
-    """Beside each first response, one to the query before, which a batch has anyway."""
+    """Adds a draw to each response of the first role: its response to another query, which a batch has anyway."""
 
     def before(query: int) -> Tensor:
         return chain.probabilities(0, (query - 1) % chain.num_queries, NOTHING)
@@ -198,22 +201,25 @@ def elsewhere(chain: Chain) -> Beside:
 
 
 def information(chain: Chain, outcomes: Outcomes) -> Tensor:
-    """`l(a1) - l(a1')`, how much likelier the right answer is to role 2 with the first role's response."""
+    """Returns `l(a1) - l(a1')`: role 2's gain in log-likelihood of the best answer from reading a1 instead of a1'.
+
+    a1 is the first role's response to the query, a1' its response to another query (`elsewhere`).
+    """
     queries = outcomes.columns["query", 1]
     likelihoods = answer_likelihoods(chain)
-    told, baseline = outcomes.columns["answer", 0], outcomes.columns["elsewhere", 0]
-    return likelihoods[queries, told] - likelihoods[queries, baseline]
+    answers, baseline = outcomes.columns["answer", 0], outcomes.columns["elsewhere", 0]
+    return likelihoods[queries, answers] - likelihoods[queries, baseline]
 
 
 def answer_likelihoods(chain: Chain) -> Tensor:
-    """`l(a1)`: the log-likelihood of the best answer to role 2, by query and what it reads, with the floor."""
+    """Returns `l(a1)`: role 2's log-likelihood of the best answer, by query and answer read, with a lower bound."""
     best = (chain.rewards[1] if chain.team is None else chain.team.sum(1)).argmax(-1)
     table = chain.policies[1].log_softmax(-1).expand(len(best), -1, -1)
     return table[torch.arange(len(best)), :, best].clamp(min=LEAST_LOG_LIKELIHOOD)
 
 
 def joint_return(chain: Chain, outcomes: Outcomes) -> Tensor:
-    """The sum of all rewards on the way to each response of the last role."""
+    """Returns the sum of all rewards in the chain that ends with each of the last role's responses."""
     last = len(chain.policies) - 1
     team = team_rewards(chain, outcomes)
     total = torch.zeros(1) if team is None else team
@@ -223,20 +229,21 @@ def joint_return(chain: Chain, outcomes: Outcomes) -> Tensor:
 
 
 def magrpo(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
-    """MAGRPO: every agent gets `R^k - mean_l R^l` of the K joint responses.
+    """MAGRPO: for each of K joint responses, every agent's advantage is `R^k - mean_l R^l`.
 
-    CoMLRL, docs/.../multi-agent-reinforce.md, and `_compute_advantages` in comlrl/trainers/reinforce/magrpo.py with its
-    default `mean`. There agents answer at the same time; here a joint response is a chain.
+    Source: CoMLRL, docs/.../multi-agent-reinforce.md, and `_compute_advantages` in
+    comlrl/trainers/reinforce/magrpo.py with its default, `mean`. CoMLRL's agents answer at the same time; here a joint
+    response is a chain.
     """
     returns = joint_return(chain, outcomes)
     return [returns - returns.mean(1, keepdim=True)] * len(chain.policies)
 
 
 def c3(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
-    """C3: the mean return below a response, minus that of the other responses to the same transcript.
+    """C3: a response's mean return minus the other responses' mean return, given the same transcript before them.
 
-    `C3CreditProvider.compute` in c3/credit/c3/provider.py with `reward_only` and `loo`: alternatives to a message are
-    replayed in the frozen context. Without the critic that its other two variants add.
+    Source: `C3CreditProvider.compute` in c3/credit/c3/provider.py with `reward_only` and `loo`, which replays
+    alternatives to a message in the frozen context. Its other two variants add a critic.
     """
     returns = joint_return(chain, outcomes)
     advantages = []
@@ -250,16 +257,16 @@ def c3(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
 
 
 def solo_return(chain: Chain, outcomes: Outcomes) -> Tensor:
-    """What the second role earns where the first is removed; no team reward without the whole team."""
+    """Returns the second role's reward without the first role, and without a team reward."""
     return chain.rewards[1][outcomes.columns["query", 1], outcomes.columns["unread", 1]]
 
 
 def ccpo(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
-    """CCPO: `R + lambda / 2 (R - mean solo)` for the first role, `R` for the second, then GRPO.
+    """CCPO: rewards `R + lambda / 2 (R - mean solo)` for the first role and `R` for the second, then GRPO.
 
-    `_compute_counterfactual_role_rewards` in CCPO/examples/gspo_trainer/two_model/two_model_trainer.py, for rewards of
-    any size, with the group's solo baseline, its default. For outcomes of -1 and 1 its event bonus has the same
-    advantages: within a group it is linear in R.
+    Source: `_compute_counterfactual_role_rewards` in CCPO/examples/gspo_trainer/two_model/two_model_trainer.py, in its
+    form for rewards of any size, with its default baseline, the group's mean solo reward. For outcomes of -1 and 1, the
+    source adds an event bonus instead. It gives the same advantages, as it is linear in R within a group.
     """
     joint, solo = joint_return(chain, outcomes), solo_return(chain, outcomes)
     bonus = (joint - solo.mean(1, keepdim=True)) / 2
@@ -267,24 +274,23 @@ def ccpo(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
 
 
 def ccpo_v1(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
-    """CCPO as first published: both rewards shaped by statistics of the history, then GRPO.
+    """CCPO as first published: rewards are shaped by their history's mean and standard deviation, then GRPO.
 
-    src/verl/verl/workers/reward_manager/leave_one_out_rema.py and historical_normalizer.py: `r1 = tanh(z(D))`,
-    `D = R - solo`, and `r2 = g z(R) + (1 - g) z(solo)`, `g = sigmoid(mean(D) / std(D))`. The statistics are the exact
-    ones of a chain under these policies, to which the moving averages tend.
+    Source: src/verl/verl/workers/reward_manager/leave_one_out_rema.py and historical_normalizer.py. With `D = R - solo`
+    and `z` the standardised value, `r1 = tanh(z(D))` and `r2 = g z(R) + (1 - g) z(solo)`, where
+    `g = sigmoid(mean(D) / std(D))`. The source tracks the statistics by moving averages; here they are exact for the
+    current policies.
     """
     joint, solo = joint_return(chain, outcomes), solo_return(chain, outcomes)
-    (mean, std), of_joint, of_solo = history(chain)
+    (mean, std), (joint_mean, joint_std), (solo_mean, solo_std) = history(chain)
     gate = torch.sigmoid(mean / std)
     shaped = torch.tanh((joint - solo - mean) / std)
-    gated = (
-        gate * (joint - of_joint[0]) / of_joint[1] + (1 - gate) * (solo - of_solo[0]) / of_solo[1]
-    )
+    gated = gate * (joint - joint_mean) / joint_std + (1 - gate) * (solo - solo_mean) / solo_std
     return [GRPO.advantages(shaped), GRPO.advantages(gated)]
 
 
 def history(chain: Chain) -> list[tuple[Tensor, Tensor]]:
-    """Mean and standard deviation of `R - solo`, `R` and `solo` of one chain."""
+    """Returns the mean and standard deviation of `R - solo`, `R` and `solo` over a chain's outcomes."""
     outcomes = concatenated(groups(chain, (1, 1), unread(chain)))
     joint, solo = joint_return(chain, outcomes)[:, 0], solo_return(chain, outcomes)[:, 0]
     statistics = []
@@ -296,11 +302,11 @@ def history(chain: Chain) -> list[tuple[Tensor, Tensor]]:
 
 
 def all_steps(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
-    """GRPO over the steps of all agents together, what Dr. MAS replaces by GRPO for each agent.
+    """GRPO over the steps of all agents together, which Dr. MAS replaces by GRPO for each agent.
 
-    `compute_grpo_outcome_advantage` in verl/trainer/ppo/core_algos.py with groups by query, or by query and agent
-    (`group_by_agent_id`), which is `grpo` here. Rewards are those of causal credit: with one reward for all agents, who
-    each act once, both would be the same.
+    Source: `compute_grpo_outcome_advantage` in verl/trainer/ppo/core_algos.py, which groups by query or, with
+    `group_by_agent_id`, by query and agent; the latter is `causal, GRPO` here. Both groupings use causal
+    credit's rewards. If all agents shared one reward and acted once each, the groupings would give equal advantages.
     """
     rewards = credited(chain, outcomes, "causal")
     together = GRPO.advantages(torch.cat(rewards, dim=1))
@@ -308,9 +314,9 @@ def all_steps(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
 
 
 def best_of_each(chain: Chain) -> list[Outcomes]:
-    """GROUP responses of each role to one prompt; the next role reads the one that earns most.
+    """Samples `GROUP` responses of each role to one prompt; the next role reads the one with the highest reward.
 
-    `generate_env_idx_rollout` in pettingllms/trainer/multi_agents_execution_engine.py, `argmax` of the rewards.
+    Source: `argmax` of the rewards in `generate_env_idx_rollout`, pettingllms/trainer/multi_agents_execution_engine.py.
     """
     return [
         candidates(chain, query, 0, NOTHING).scaled(1 / chain.num_queries)
@@ -319,13 +325,13 @@ def best_of_each(chain: Chain) -> list[Outcomes]:
 
 
 def candidates(chain: Chain, query: int, role: int, read: int) -> Outcomes:
-    """The responses of a role to one prompt, and of those after it."""
+    """Samples a role's responses to one prompt, and the later roles' responses that follow."""
     outcomes = grouped(response(chain, role, query, read), GROUP)
     if role + 1 == len(chain.policies):
         return outcomes
     answers = outcomes.columns["answer", role]
     rewards = chain.rewards[role][query, answers]
-    # The first of those that earn most. Outcomes have no order, so it is each of them equally often.
+    # The source picks the first of several best responses. Outcomes have no order, so each is first equally often.
     best = (rewards == rewards.max(1, keepdim=True).values).double()
     best = best / best.sum(1, keepdim=True)
     parts = []
@@ -336,10 +342,10 @@ def candidates(chain: Chain, query: int, role: int, read: int) -> Outcomes:
 
 
 def at_grpo(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
-    """AT-GRPO: each role's candidates by what they earn when they are written, GRPO for each agent and turn.
+    """AT-GRPO: GRPO for each agent and turn, with each response's own reward.
 
-    `_assign_consistent_uids` in pettingllms/trainer/multi_agents_ppo_trainer.py. A team reward is known at the end
-    alone, so it is part of the last role's.
+    Source: `_assign_consistent_uids` in pettingllms/trainer/multi_agents_ppo_trainer.py. A team reward is known only at
+    the end, so it is added to the last role's reward.
     """
     rewards = task_rewards(chain, outcomes)
     team = team_rewards(chain, outcomes)
@@ -378,20 +384,27 @@ ESTIMATORS = {
 
 
 def audit(chain: Chain, estimator: Estimator) -> dict[str, float]:
-    """Bias and variance of an estimator on a chain.
+    """Computes an estimator's bias and variance on a chain.
 
-    Returns: `exact`, the norm of the exact gradient; `bias`, that of the bias; `angle` in degrees between mean and
-    exact gradient, and `along`, the mean's component along it over its length; `tokens` and `rows` of an estimate; its
-    `variance` as it is, and, scaled, `at_equal_tokens` and `at_equal_rows`; `queries_drawn`, at equal tokens with the
-    variance between queries. For each role `angle_1` and `at_equal_tokens_1`, of its own gradient and scaled alone;
-    where that is 0, as the whole.
+    Returns:
+        Values by column. A gradient covers all roles' parameters unless its column names a role.
+
+        * `exact`, `bias`: the norms of the exact gradient and of the bias.
+        * `along`: the mean's component along the exact gradient, divided by the exact gradient's norm.
+        * `angle`: the angle between the mean and the exact gradient, in degrees.
+        * `tokens`, `rows`: an estimate's sampled tokens, and its training rows, which exclude baselines.
+        * `variance`: the variance without scaling.
+        * `at_equal_tokens`, `at_equal_rows`: the scaled variance times `tokens` or `rows`.
+        * `queries_drawn`: `at_equal_tokens` with the variance between queries added.
+        * `angle_1`, `at_equal_tokens_1`, ...: the same for one role's gradient, with its own scale. If the role's exact
+          gradient is 0, the whole gradient's scale is used.
     """
     parts = estimator.outcomes(chain)
     exact = chain.objective_gradient()
     estimate = moments(chain, parts, partial(estimator.advantages, chain))
     rows = sum(parts[0].responses(role) for role in range(len(exact)))
-    drawn = [column.shape[1] for (name, _), column in parts[0].columns.items() if name == "unread"]
-    tokens = rows + sum(drawn)
+    extra = [column.shape[1] for (name, _), column in parts[0].columns.items() if name == "unread"]
+    tokens = rows + sum(extra)
     mean, wanted = torch.cat(estimate.means), torch.cat(exact)
     within = sum(estimate.within)
     scale = to_scale(mean, wanted)
@@ -408,31 +421,31 @@ def audit(chain: Chain, estimator: Estimator) -> dict[str, float]:
         "queries_drawn": sum(estimate.variances) * scale * tokens,
     }
     for role, wanted in enumerate(exact):
-        of_role = scale if wanted.norm() < 1e-12 else to_scale(estimate.means[role], wanted)
+        role_scale = scale if wanted.norm() < 1e-12 else to_scale(estimate.means[role], wanted)
         row[f"angle_{role + 1}"] = angle(estimate.means[role], wanted)
-        row[f"at_equal_tokens_{role + 1}"] = estimate.within[role] * of_role * tokens
+        row[f"at_equal_tokens_{role + 1}"] = estimate.within[role] * role_scale * tokens
     return row
 
 
 def to_scale(mean: Tensor, wanted: Tensor) -> float:
-    """What the variance of an estimate is multiplied by; NaN where its mean does not lead along the gradient."""
+    """Returns the factor that scales an estimate's variance; NaN if its mean does not point along the gradient."""
     along = (mean @ wanted / wanted.square().sum()).item()
     return 1 / along**2 if along > 1e-9 else math.nan
 
 
 def angle(mean: Tensor, wanted: Tensor) -> float:
-    """Degrees between two gradients; NaN where one is 0."""
+    """Returns the angle between two gradients in degrees; NaN if one of them is 0."""
     if min(mean.norm().item(), wanted.norm().item()) < 1e-12:
         return math.nan
     first, second = mean / mean.norm(), wanted / wanted.norm()
-    # The arc cosine of a small angle has half the digits.
+    # For small angles, the arc cosine of the scalar product would lose half of the digits.
     return math.degrees(
         2 * math.atan2((first - second).norm().item(), (first + second).norm().item())
     )
 
 
 def audited(worlds: int = WORLDS, names: Sequence[str] = tuple(ESTIMATORS)) -> pd.DataFrame:
-    """A row for each number of roles, structure, random chain and estimator."""
+    """Audits estimators: returns a row per number of roles, structure, random chain (`world`) and estimator."""
     rows = []
     for roles in ANSWERS:
         for structure in STRUCTURES:
@@ -440,80 +453,83 @@ def audited(worlds: int = WORLDS, names: Sequence[str] = tuple(ESTIMATORS)) -> p
                 chain = make_chain(structure, roles, world)
                 for name in names:
                     if roles in ESTIMATORS[name].fanouts:
-                        place = {"roles": roles, "structure": structure, "world": world}
-                        row = {**place, "estimator": name, **audit(chain, ESTIMATORS[name])}
+                        key = {"roles": roles, "structure": structure, "world": world}
+                        row = {**key, "estimator": name, **audit(chain, ESTIMATORS[name])}
                         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def relative(rows: pd.DataFrame, column: str, of_angle: str = "angle") -> pd.DataFrame:
-    """A column over that of `REFERENCE` in the same world: its geometric mean over worlds, and whether the estimator's
-    direction is off in any, by roles, structure and estimator.
+def relative(rows: pd.DataFrame, column: str, angle_column: str = "angle") -> pd.DataFrame:
+    """Divides a column by its value for `REFERENCE` on the same chain, by roles, structure and estimator.
+
+    Returns:
+        A frame with `ratio`, the geometric mean over random chains, and `is_off`: whether the estimator's mean has
+        another direction than the gradient on any chain.
     """
     world = ["roles", "structure", "world"]
-    of_reference = rows[rows["estimator"] == REFERENCE].set_index(world)[column]
-    with np.errstate(divide="ignore"):  # an estimate may have no variance at all
-        ratio = np.log(rows[column] / rows.set_index(world).index.map(of_reference))
-    marked = rows.assign(ratio=ratio, is_off=rows[of_angle] > NO_ANGLE)
+    reference_values = rows[rows["estimator"] == REFERENCE].set_index(world)[column]
+    with np.errstate(divide="ignore"):  # an estimate may have a variance of 0
+        ratio = np.log(rows[column] / rows.set_index(world).index.map(reference_values))
+    marked = rows.assign(ratio=ratio, is_off=rows[angle_column] > NO_ANGLE)
     by = marked.groupby(["roles", "structure", "estimator"])
-    # A world without progress leaves no mean.
+    # The ratio is NaN if a mean does not point along the gradient. One such chain makes the whole mean NaN.
     means = np.exp(by["ratio"].agg(lambda values: values.mean(skipna=False)))
     return pd.DataFrame({"ratio": means, "is_off": by["is_off"].any()})
 
 
 def table(rows: pd.DataFrame) -> Rows:
-    """A row for each estimator: its bias over all chains, and its variance at equal tokens by structure."""
+    """Returns a row per estimator: its bias over all chains, and its variance at equal tokens by structure."""
     ratios = relative(rows, "at_equal_tokens")["ratio"]
-    drawn = relative(rows, "queries_drawn")["ratio"]
+    with_queries = relative(rows, "queries_drawn")["ratio"]
     lines = []
     for name, estimator in ESTIMATORS.items():
-        own = rows[rows["estimator"] == name]
+        audits = rows[rows["estimator"] == name]
         line = {
             "estimator": name,
             "source": estimator.source,
-            "tokens": ", ".join(map(str, own["tokens"].unique())),
-            "bias": span(own["bias"] / own["exact"], "{:.2f}"),
-            "angle": span(own["angle"], "{:.0f}°"),
+            "tokens": ", ".join(map(str, audits["tokens"].unique())),
+            "bias": span(audits["bias"] / audits["exact"], "{:.2f}"),
+            "angle": span(audits["angle"], "{:.0f}°"),
         }
         for structure in STRUCTURES:
-            found = [ratios.get((roles, structure, name)) for roles in own["roles"].unique()]
-            line[structure] = ", ".join("none" if np.isnan(v) else f"{v:.2f}" for v in found)
+            by_roles = [ratios.get((roles, structure, name)) for roles in audits["roles"].unique()]
+            line[structure] = ", ".join("none" if np.isnan(v) else f"{v:.2f}" for v in by_roles)
         line["pays from"] = pays_from(ratios, name)
         if line["pays from"]:
-            line["pays from"] += f", {pays_from(drawn, name)}"
+            line["pays from"] += f", {pays_from(with_queries, name)}"
         lines.append(line)
     return lines
 
 
 def pays_from(ratios: "pd.Series[float]", name: str) -> str:
-    """For a tree of two roles under `knowledge`: from how many tokens of the first role's responses, the second's
-    having one, it has less variance than causal credit at equal tokens.
+    """Returns the length of the first role's responses from which a tree pays, or an empty string for plain chains.
+
+    From this number of tokens on, the tree has less variance than causal credit at equal tokens, for two roles under
+    `knowledge`. The second role's responses have one token.
     """
     first, *branches = ESTIMATORS[name].fanouts[2]
     if branches == [1]:
         return ""
     responses = first * (1 + branches[0])
     variance = ratios[2, "knowledge", name] / responses
-    of_causal = ratios[2, "knowledge", "causal"] / (2 * GROUP)
-    # variance * (first * length + responses - first) < of_causal * (GROUP * length + GROUP)
-    gain = of_causal * GROUP - variance * first
+    causal = ratios[2, "knowledge", "causal"] / (2 * GROUP)
+    # Solves variance * (first * length + responses - first) < causal * (GROUP * length + GROUP) for length.
+    gain = causal * GROUP - variance * first
     return (
-        f"{(variance * (responses - first) - of_causal * GROUP) / gain:.1f}"
-        if gain > 0
-        else "never"
+        f"{(variance * (responses - first) - causal * GROUP) / gain:.1f}" if gain > 0 else "never"
     )
 
 
 def span(values: "pd.Series[float]", form: str) -> str:
-    """The least and the largest of some values; 0 where none is above rounding."""
+    """Formats the smallest and the largest value; 0 if all values are rounding errors."""
     low, high = form.format(values.min()), form.format(values.max())
     if values.max() < 1e-6:
         return "0"
     return high if low == high else f"{low} to {high}"
 
 
-# A colour for each idea, a marker for each estimator of it. Those that equal another are left out: `mean` and MAGRPO
-# are `sum`, C3 with 4 x 2 is `causal, B = 2`.
+# A colour per idea and a marker per estimator. Estimators that equal another one are left out: `mean` and MAGRPO equal
+# `sum`, and C3 with 4 x 2 equals `causal, B = 2`.
 DRAWN = {
     "causal": (COLOURS[1], "o"),
     "causal, B = 2": (COLOURS[1], "^"),
@@ -533,21 +549,21 @@ TICKS = (0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20)
 
 
 def plot(rows: pd.DataFrame, path: Path) -> None:
-    """Variance at equal tokens over reward structures, of two roles, by estimator: the whole chain, the first role."""
+    """Plots the variance at equal tokens by reward structure and estimator, for chains of two roles."""
     figure, axes = plt.subplots(2, 1, figsize=(11, 8.4), sharex=True, layout="constrained")
     titles = {"": "Both roles", "_1": "The first role alone"}
-    places = np.arange(len(STRUCTURES))
+    positions = np.arange(len(STRUCTURES))
     for axis, (role, title) in zip(axes, titles.items(), strict=True):
-        of_pairs = rows[rows["roles"] == 2]
-        found = relative(of_pairs, f"at_equal_tokens{role}", f"angle{role}").loc[2]
+        pairs = rows[rows["roles"] == 2]
+        ratios = relative(pairs, f"at_equal_tokens{role}", f"angle{role}").loc[2]
         for i, (name, (colour, marker)) in enumerate(DRAWN.items()):
-            of_name = found.xs(name, level="estimator").reindex(STRUCTURES)
-            x = places + (i / (len(DRAWN) - 1) - 0.5) * 0.78
+            by_structure = ratios.xs(name, level="estimator").reindex(STRUCTURES)
+            x = positions + (i / (len(DRAWN) - 1) - 0.5) * 0.78
             for is_off in (False, True):
-                shown = of_name["is_off"].to_numpy() == is_off
+                shown = by_structure["is_off"].to_numpy() == is_off
                 axis.plot(
                     x[shown],
-                    of_name["ratio"].to_numpy()[shown],
+                    by_structure["ratio"].to_numpy()[shown],
                     marker,
                     color=colour,
                     mfc="white" if is_off else colour,
@@ -557,7 +573,7 @@ def plot(rows: pd.DataFrame, path: Path) -> None:
                 )
             axis.plot([], [], marker, color=colour, ms=7, label=name)
         axis.axhline(1, color="0.35", lw=1, zorder=1)
-        for edge in places[:-1] + 0.5:
+        for edge in positions[:-1] + 0.5:
             axis.axvline(edge, color="0.88", lw=1, zorder=0)
         axis.set(yscale="log", title=title, ylabel=f"variance at equal tokens, over {REFERENCE}'s")
         limits = axis.get_ylim()
@@ -565,8 +581,8 @@ def plot(rows: pd.DataFrame, path: Path) -> None:
         axis.yaxis.set_minor_locator(NullLocator())
         axis.set_ylim(limits)
         axis.grid(axis="y", color="0.93", zorder=0)
-    axes[-1].set_xticks(places, STRUCTURES)
-    axes[-1].set_xlim(-0.5, len(places) - 0.5)
+    axes[-1].set_xticks(positions, STRUCTURES)
+    axes[-1].set_xlim(-0.5, len(positions) - 0.5)
     figure.legend(
         *axes[0].get_legend_handles_labels(),
         loc="outside right upper",
@@ -577,12 +593,12 @@ def plot(rows: pd.DataFrame, path: Path) -> None:
 
 
 def command_line(argv: Sequence[str] | None = None) -> None:
-    """`python -m study.credit`: see the module."""
+    """Runs `python -m study.credit`; see the module's docstring."""
     parser = Arguments(__doc__)
     parser.add_argument(
         "--out", type=Path, required=True, help="Folder of rows.csv and variance.png"
     )
-    parser.add_argument("--worlds", type=int, default=WORLDS, help="Chains of each structure")
+    parser.add_argument("--worlds", type=int, default=WORLDS, help="Random chains per structure")
     args = parser.parse_args(argv)
     started = time.monotonic()
     rows = audited(args.worlds)

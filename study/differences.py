@@ -1,4 +1,4 @@
-"""The table of primary comparisons on results pages about learners: groups against the baseline, seed by seed."""
+"""Makes the table of primary comparisons for result pages on learners: groups against the baseline, by seed."""
 
 from collections.abc import Sequence
 
@@ -17,14 +17,14 @@ HELD_OUT = "held out: "  # prefix of an evaluation's metrics
 def differences(
     study: Study, metrics: Sequence[str], calls: int = 1, groups: Sequence[str] = ()
 ) -> Rows:
-    """Returns a row per metric and group: its mean, the baseline's mean, and their difference.
+    """Returns a row per metric and group: the group's mean, the baseline's mean, and their difference.
 
     A ✓ marks differences that survive Holm's correction over all rows. If a group and the baseline share at
-    least two seeds, only shared seeds are used.
+    least two seeds, only shared seeds count.
 
     Args:
         metrics: metrics at the end of training; with the prefix `held out: `, metrics of the evaluation.
-        calls: of held-out metrics: 1 if an agent answers by itself, 2 if it has read an earlier answer.
+        calls: the number of calls for held-out metrics. 1: an agent answers by itself. 2: it reads an earlier answer.
         groups: the groups to compare with the baseline. Empty: all.
     """
     compared = []

@@ -1,8 +1,8 @@
 """Executes an experiment's runs: several at a time on this machine, or as Ray tasks.
 
-Both execute the same commands, so a run's files are the same. An interrupted run continues from its last checkpoint
-when its command is repeated. With Ray, all machines need the checkout, the packages and the runs' folder at the same
-paths (a shared file system). Ray restarts tasks whose worker or machine is lost.
+Both ways execute the same commands, so a run's files are the same. An interrupted run continues from its last
+checkpoint when its command is repeated. With Ray, all machines need the checkout, the packages and the runs' folder at
+the same paths (a shared file system). Ray restarts tasks whose worker or machine is lost.
 """
 
 import ctypes
@@ -23,16 +23,16 @@ PR_SET_PDEATHSIG = 1  # Linux: prctl(2)
 RETRIES = 3  # restarts of a run whose worker or machine is lost
 STOPPING = "Stopping: each run finishes its iteration and is saved."
 
-# Called when a run ends, with the run, its exit status or a description of the failure, and its seconds.
+# Called when a run ends. Arguments: the run, its exit status or a description of the failure, and its seconds.
 Ended = Callable[[Planned, int | str, float], None]
 
 
 def start(
     command: Sequence[str], cwd: str | Path | None, log: str | Path, threads: int | None
 ) -> subprocess.Popen[bytes]:
-    """Starts a process that ends with this one and appends its output to `log`.
+    """Starts a process whose output is appended to `log`.
 
-    The process has its own session, so that Ctrl-C in the terminal does not reach it.
+    The process ends with the current one. It has its own session, so that Ctrl-C in the terminal does not reach it.
 
     Args:
         command: the command and its arguments.
@@ -57,13 +57,13 @@ def start(
 
 
 def _die_with_parent() -> None:
-    """Called in the new process: ends it when its parent is killed, so that another worker can resume the run."""
+    """Makes the calling process end when its parent is killed, so that another worker can resume the run."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run_here(planned: Sequence[Planned], jobs: int, threads: int | None, ended: Ended) -> None:
-    """Executes runs on this machine, `jobs` at a time. SIGINT and SIGTERM end them after their current iteration."""
+    """Executes runs on this machine, `jobs` at a time. SIGINT or SIGTERM ends each after its current iteration."""
     running: set[subprocess.Popen[bytes]] = set()
 
     def run(item: Planned) -> None:
@@ -103,17 +103,17 @@ def run_on_ray(
 
     Args:
         planned: the runs.
-        jobs: the number of runs at a time on a new cluster; an existing one decides for itself.
+        jobs: the number of runs at a time on a new cluster. An existing cluster decides for itself.
         threads: CPUs per run.
-        gpus: GPUs per run, or a fraction of one.
-        address: the address of a cluster; `auto` finds this machine's. None: a new one that ends with this process.
+        gpus: GPUs per run; may be a fraction.
+        address: the address of a cluster; `auto` finds this machine's. None: a new cluster that ends with this process.
         ended: called when a run ends.
 
     Raises:
         UserError: Ray is not installed, or there is no cluster at `address`.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Ray's default niceness would let other processes of the machine starve a run.
+    # With Ray's default niceness, other processes on the machine would starve a run.
     os.environ.setdefault("RAY_worker_niceness", "0")
     try:
         import ray

@@ -1,8 +1,8 @@
 """Compares groups by their KL at equal task reward.
 
 A method that learns more slowly ends with a lower KL for that reason alone, so KLs are compared at equal task reward.
-KLs differ between seeds by factors: means are geometric, and groups are compared by ratios, seed by seed.
-`study/readings.py` reads a run's KL at a level. Definitions: docs/metrics.md.
+KLs differ by factors between seeds, so means are geometric, and groups are compared by the ratios of runs with the same
+seed. `study/readings.py` reads a run's KL where its task reward reaches a level. Definitions: docs/metrics.md.
 """
 
 import math
@@ -17,11 +17,11 @@ from study.frame import KL_GUARD, LAST, RUN, Study, last
 from study.intervals import Interval, difference, direction, geometric, holm, ratio
 from study.readings import Reading, fitted_kl, readings
 
-ALIKE = (0.8, 1.25)  # bounds of a ratio's interval within which two KLs count as alike
+ALIKE = (0.8, 1.25)  # two KLs are "alike" if the interval of their ratio lies within these bounds
 CORRECTED = "✓"
-SHARE = 0.9  # the share of every group's runs that must reach a level
-ANY = "any"  # averages over an agent's roles
-FIRST_SEEDS = 5  # the number of seeds that choose a level
+SHARE = 0.9  # a level counts only if this share of every group's runs reaches it
+ANY = "any"  # in place of a role: the average over an agent's roles
+FIRST_SEEDS = 5  # the number of seeds by which a level is chosen
 WHO = ("group", "against", "role", "n")
 AT_THE_END = ("task reward", "difference", "KL", "ratio")
 
@@ -29,8 +29,8 @@ AT_THE_END = ("task reward", "difference", "KL", "ratio")
 def running_means(study: Study, role: str) -> pd.DataFrame:
     """Returns running means of a role's task reward and KL over 10 iterations: a row per run and iteration.
 
-    Runs have rows from their tenth iteration. A run that the KL guard ended earlier has a single row, the mean of all
-    its iterations, as leaving it out would flatter its group. Other shorter runs are left out.
+    A run's rows begin with its tenth iteration. A run that the KL guard ended earlier has one row, the mean of all its
+    iterations, because its group would look better without it. Other short runs are left out.
     """
     metrics = study.metrics
     rows = metrics[metrics["role"] == role].sort_values("iteration")
@@ -44,13 +44,13 @@ def running_means(study: Study, role: str) -> pd.DataFrame:
 
 
 def kl_at(means: pd.DataFrame, level: float) -> pd.Series:
-    """Returns each run's mean KL where its mean task reward first reaches a level; runs that never do are left out."""
+    """Returns each run's mean KL where its mean task reward first reaches a level. Other runs are left out."""
     reached = means[means["task_reward"] >= level]
     return reached.groupby(RUN, sort=False)["kl"].first()
 
 
 def common_levels(means: pd.DataFrame, step: float) -> list[float]:
-    """Returns the multiples of `step` that 90 % of every group's runs reach and that exceed every group's start."""
+    """Returns the multiples of `step` above every group's initial task reward that 90 % of each group's runs reach."""
     if not len(means):  # all runs are shorter than the window
         return []
     runs = means.groupby(RUN, sort=False)["task_reward"].agg(["first", "max"])
@@ -76,10 +76,10 @@ def primary(
     A ✓ marks primary differences and ratios whose verdict survives Holm's correction over all primary ones.
 
     Args:
-        compared: pairs of group names, ours and the rival. Only seeds that both have count.
+        compared: pairs of group names, ours and the rival. Only seeds of both groups count.
         levels: levels of task reward.
         decided_by: the primary comparisons, as pairs of a role and a column title, such as ("any", "ratio at 1").
-        roles: the roles to compare. Default: any, and the first role.
+        roles: the roles to compare. Default: `any`, and the first role.
 
     Raises:
         LookupError: a primary comparison names an unknown role or column.
@@ -114,14 +114,14 @@ def at_chosen_levels(
     rise: bool = False,
     corrected: bool = False,
 ) -> Rows:
-    """Compares pairs of groups in a role: KL at the level chosen by the first seeds, and the end of training.
+    """Compares pairs of groups in a role: KL at a level that the first seeds choose, and the end of training.
 
-    `chosen_level` chooses the level.
+    `chosen_level` defines how they choose.
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.
         candidates: levels of task reward from which each pair's level is chosen.
-        rise: whether levels are relative to a run's own start.
+        rise: whether levels are relative to a run's task reward at the start.
         corrected: whether the ratios at the level are primary; a ✓ marks those that survive Holm's correction.
     """
     fit = partial(fitted_kl, length=study.drawn_length, rise=rise)
@@ -156,9 +156,10 @@ def at_chosen_levels(
 def at_all_readings(
     study: Study, compared: Sequence[tuple[str, str, str]], candidates: Sequence[float]
 ) -> Rows:
-    """Compares pairs of groups in a role: the ratio of KLs at the level chosen by the first seeds, in each reading.
+    """Compares pairs of groups in a role: the ratio of their KLs at a level, in each reading.
 
-    The fit gives the verdict. It is marked *fragile* if another reading disagrees.
+    The first seeds choose the level (`chosen_level`). A reading is a way to read the KL at a level. The fit gives the
+    verdict, which is marked *fragile* if another reading disagrees.
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.
@@ -183,7 +184,7 @@ def at_all_readings(
 def ratios_in_all_readings(
     study: Study, names: tuple[str, str], role: str, level: float
 ) -> dict[str, Interval]:
-    """Returns the ratio of two groups' KLs at a level, by reading; the first reading decides."""
+    """Returns the ratio of two groups' KLs at a level, by reading. The first one decides."""
     metrics = _role_metrics(study, role)
     pair_metrics = metrics[metrics["group"].isin(names)]
     intervals = {}
@@ -194,7 +195,7 @@ def ratios_in_all_readings(
 
 
 def kls_at_level(study: Study, group: str, role: str, level: float) -> "pd.Series[float]":
-    """Returns a group's KL, by seed, where the fitted task reward in a role or in any reaches a level.
+    """Returns a group's KL by seed where the fitted task reward reaches a level, in one role or `any`.
 
     Seeds whose runs do not reach the level are left out.
     """
@@ -204,7 +205,7 @@ def kls_at_level(study: Study, group: str, role: str, level: float) -> "pd.Serie
 
 
 def verdict(intervals: Mapping[str, Interval]) -> str:
-    """Returns the first reading's verdict, if any, with `fragile` if another reading has a different one."""
+    """Returns the first reading's verdict, marked `fragile` if another reading gives a different one."""
     words = [_word(interval, 1.0) for interval in intervals.values()]
     return f"{words[0]}, fragile" if words[0] and len(set(words)) > 1 else words[0]
 
@@ -212,9 +213,9 @@ def verdict(intervals: Mapping[str, Interval]) -> str:
 def chosen_level(
     study: Study, names: tuple[str, str], role: str, candidates: Sequence[float], rise: bool = False
 ) -> float | None:
-    """Returns the highest candidate that exceeds every group's start and that 90 % of the two groups' runs reach.
+    """Returns the highest candidate above every group's initial task reward that 90 % of the two groups' runs reach.
 
-    With `rise`, levels are relative to a run's own start. Returns None if no candidate qualifies.
+    With `rise`, levels are relative to a run's task reward at the start. Returns None if no candidate qualifies.
     """
     metrics = _role_metrics(study, role)
     pair_metrics = metrics[metrics["group"].isin(names)]
@@ -229,7 +230,7 @@ def chosen_level(
 
 
 def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame:
-    """Returns two groups' rows for the seeds that both have, or for all seeds if they share none."""
+    """Returns two groups' rows for the seeds that they share, or for all seeds if they share none."""
     pair_rows = means[means["group"].isin(names)]
     groups_of_seed = pair_rows.groupby("seed")["group"].nunique()
     in_both = groups_of_seed[groups_of_seed == 2].index
@@ -237,10 +238,11 @@ def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame
 
 
 def _role_metrics(study: Study, role: str) -> pd.DataFrame:
-    """Returns the metrics of a role, attributed to a single agent, or in any role: a row per run, agent and iteration.
+    """Returns the metrics in one role or in `any`: a row per run, agent and iteration.
 
-    A group that never has the role counts in any role: a single agent, for example, is never an observer. An agent's
-    roles in one iteration are averaged. In any role, agents that are frozen beside learning ones are left out.
+    In one role, the rows are attributed to a single agent. A group without this role is taken in any role: a single
+    agent, for example, is never an observer. In any role, an agent's roles in one iteration are averaged, and agents
+    that are frozen while others learn are left out.
     """
     metrics = study.without_frozen(study.metrics)
     if role != ANY:
@@ -256,7 +258,7 @@ def _values_by_run(
 ) -> pd.DataFrame:
     """Returns each run's values by column title, averaged over its agents.
 
-    Means are arithmetic at the end and geometric at a level. A run reaches a level only if all its agents do.
+    Means are arithmetic for final values and geometric at a level. A run reaches a level only if all its agents do.
     """
     ends = last(metrics).groupby([*RUN, "agent"])[["task_reward", "kl"]].mean()
     by_run = ends.groupby(RUN).mean().rename(columns={"task_reward": "task reward", "kl": "KL"})
@@ -275,7 +277,7 @@ def _over_agents(values: dict[tuple, float], agents: pd.MultiIndex) -> "pd.Serie
 
 @dataclass(frozen=True)
 class Line:
-    """The comparison of a pair of groups in a role.
+    """A comparison of two groups in a role.
 
     Args:
         role: the role, or `any`.
@@ -324,9 +326,9 @@ def of_group(values: "pd.Series[float]", name: str | None) -> "pd.Series[float]"
 
 
 def worded(interval: Interval, form: str, equal: float, holds: bool = False) -> str:
-    """Formats an interval with its verdict, and a ✓ if the verdict `holds` after the table's correction.
+    """Formats an interval with its verdict, and a ✓ if the verdict `holds` after Holm's correction.
 
-    Empty if no run has a value.
+    The text is empty if the interval has no value.
     """
     if math.isnan(interval.value):
         return ""

@@ -6,8 +6,8 @@
     python -m study.experiment FILE --engine ray --address auto --gpus 1                        # on a Ray cluster
 
 Runs are trained seed by seed. When a run ends, it is evaluated, its row is written to the CSV files in --out, and its
-checkpoints are removed. A run is identified by experiment, group and seed. One that has a row is not trained again, on
-this or any other machine; the same command continues interrupted runs.
+checkpoints are removed. A run is identified by experiment, group and seed. A run that has a row is not trained again,
+on this or any other machine. To continue interrupted runs, repeat the command.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from study.plan import ROOT, Planned, checkout_file, is_single, plan
 from study.results import Results
 from study.run_evaluation import RunEvaluation
 
-# Exit statuses of a run that a signal ended; the negative ones before it handles signals.
+# Exit statuses of a run that a signal ended. They are negative if the run did not handle signals yet.
 STOPPED = {128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM}
 
 
@@ -54,7 +54,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         evaluation = RunEvaluation(settings.evaluate, home / "evaluation", threads)
     elif args.discard_agents:
         raise UserError(
-            "--discard-agents: expected a scale with `evaluate`, which evaluates agents first"
+            f"--discard-agents: expected a scale with `evaluate`, got {scale}. Agents are removed after evaluation"
         )
     single = next((item for item in planned if is_single(item.settings)), planned[0])
     baseline = experiment.baseline or single.label
@@ -70,7 +70,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     missing.sort(key=lambda item: item.seed)
     if args.engine == "ray" and any(item.starts_from for item in missing):
         raise UserError(
-            "--engine: expected local, as runs start from other runs of the experiment, got ray"
+            "--engine: expected local, got ray. Some runs start from other runs of the experiment"
         )
     print(
         f"# {experiment.title}, {scale}: {counted(len(planned), 'run')}, {len(missing)} to make or to continue",
@@ -87,10 +87,10 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         failed = _make(missing, results, args, threads)
         if results.study is None:
             raise UserError(
-                f"no run has ended well; the output of the first one is in {planned[0].log}"
+                f"expected at least one finished run, got none. The first run's output is in {planned[0].log}"
             )
         notes = [
-            f"planned and not ended: {item.folder.name}"
+            f"planned, but not finished: {item.folder.name}"
             for item in planned
             if not results.has(item)
         ]
@@ -100,7 +100,9 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         )
         print("\n".join([*verdicts(results.study), f"Written to {page}"]))
     if failed:
-        raise UserError(f"{counted(len(failed), 'run')} failed; the same command continues")
+        raise UserError(
+            f"{counted(len(failed), 'run')} failed or stopped. Repeat the command to continue"
+        )
 
 
 def _make(
@@ -117,7 +119,7 @@ def _make(
         with one_at_a_time:
             outcome = f"{seconds:.0f} s"
             if status in STOPPED:
-                outcome = "stopped; the same command continues"
+                outcome = "stopped; repeat the command to continue"
             elif status:
                 outcome = f"FAILED ({status}), see {item.log}"
             else:
@@ -163,7 +165,7 @@ def _make_missing_models(planned: Sequence[Planned]) -> None:
     """Trains the toy setting's larger policy, which is not shipped, if a run uses it.
 
     Raises:
-        UserError: there is no checkout, whose `toys/` has the script that trains it.
+        UserError: the script that trains it, toys/make_imdb_toy.py of a checkout, is missing.
     """
     if any(item.settings["model"]["name"] == "tiny_large" for item in planned):
         checkout_file("toys/make_imdb_toy.py", "model.name tiny_large")
@@ -182,7 +184,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="A setting of all runs; the experiment must not vary it",
+        help="A setting for all runs; the experiment must not vary it",
     )
     parser.add_argument(
         "--seeds", type=int, help="Use only the first SEEDS seeds of the file. Default: all"
@@ -190,7 +192,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="Only print the command line of each run without a row",
+        help="Only print the commands of the runs that have no row yet",
     )
     parser.add_argument("--jobs", type=int, default=1, help="Runs at a time on this machine")
     parser.add_argument(
@@ -211,8 +213,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--discard-agents",
         action="store_true",
-        help="Remove a run's agents once it is evaluated, except those of the first run and of runs from which others "
-        "start",
+        help="Remove a run's agents after its evaluation. The first run keeps its agents, and so does a run from which "
+        "other runs start",
     )
     args = parser.parse_args(argv)
     for key in ("seeds", "jobs", "cpus"):
@@ -225,7 +227,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _threads(args: argparse.Namespace) -> int | None:
-    """Returns the threads of each run; None lets a run that has the machine to itself decide."""
+    """Returns the number of threads per run. None: the run has the machine to itself and decides."""
     if args.cpus is None and args.jobs == 1 and args.engine == "local":
         return None
     return args.cpus or max(1, (os.cpu_count() or 1) // args.jobs)
@@ -243,7 +245,7 @@ def _changes(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _command_text(item: Planned) -> str:
-    """Returns a run's command; if it runs in the repository's root, paths are relative to it."""
+    """Returns a run's command; if its working directory is the repository's root, paths are relative to the root."""
     arguments = item.command[1:]
     if item.cwd:
         arguments = [part.removeprefix(f"{ROOT}/") for part in arguments]

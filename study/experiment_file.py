@@ -1,4 +1,4 @@
-"""The schema of an experiment's file, and its reader."""
+"""Defines the keys of an experiment's file, and reads the file."""
 
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,12 @@ class Runs(Settings):
 
     Args:
         script: The training script: imdb_train/cory.py, ..., or cory.train for a task of your own.
-        from_: `from` in the file: another experiment, with its file in the same folder, from which the rows of the
-            group of the same name are taken.
-        flags: Keys changed in the configuration. `{seed}` in a text stands for the run's seed, `{runs}` for the folder
-            of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent of an earlier group.
-        at: Further changes by scale; `config` names another configuration. If given, only the scales named here have
-            these runs.
+        from_: Written `from` in the file: another experiment, whose file is in the same folder. Rows are taken from
+            its group of the same name.
+        flags: Keys changed in the configuration. In a text, `{seed}` stands for the run's seed and `{runs}` for the
+            folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent of an earlier group.
+        at: Further changes by scale; `config` names another configuration. If given, the runs exist only at the scales
+            named here.
     """
 
     script: str
@@ -38,7 +38,7 @@ class Scale(Settings):
         config: Configuration file for all scripts.
         seeds: Seeds; each has a run.
         flags: Keys changed in every configuration.
-        needs: Keys that the user must give with --set, as they name local folders.
+        needs: Keys that name local folders, so the user must give them with --set.
         values: Values of the experiment's `over`.
         evaluate: Command that evaluates each run when it ends: a script, or cory.evaluation, and its options.
     """
@@ -60,9 +60,11 @@ class Experiment(Settings):
         question: Question that the experiment answers.
         runs: Runs by name.
         scales: Scales by name: tiny, paper, ...
-        baseline: Name of the runs with which others are compared. null: the first PPO.
-        over: Key swept in every run; PPO keeps its value if the key only affects several agents.
-        name: Name in results: the file's, or the folder's for an experiment.yaml.
+        baseline: Name of the runs with which others are compared. null: the first
+            runs with a single agent.
+        over: Key whose values are swept. A single agent keeps its value if the key has an effect only
+            with several agents.
+        name: Name in results: the file's name or, for a file experiment.yaml, its folder's name.
     """
 
     title: str
@@ -82,8 +84,8 @@ def read_experiment(path: Path) -> Experiment:
     """
     if not path.is_file():
         raise UserError(
-            "expected the file of an experiment, such as configs/experiments/imdb_curves.yaml of a checkout, got "
-            f"{str(path)!r}, which is none"
+            "expected an experiment's file, such as configs/experiments/imdb_curves.yaml of a checkout, got "
+            f"{str(path)!r}, which is not a file"
         )
     content = read_yaml(path)
     try:
@@ -96,17 +98,17 @@ def read_experiment(path: Path) -> Experiment:
     for name, scale in experiment.scales.items():
         if (scale.values is None) != (experiment.over is None):
             raise UserError(
-                f"{path}: scales.{name}.values: expected values if, and only if, the experiment has `over`, got "
-                f"{scale.values}, over {experiment.over}"
+                f"{path}: scales.{name}.values: expected both values and the experiment's `over`, or neither, got "
+                f"values {scale.values} and over {experiment.over}"
             )
     for label, runs in experiment.runs.items():
         for scale_name in runs.at:
             if scale_name not in experiment.scales:
                 raise UserError(
-                    f"{path}: {label}.at: expected some of {list(experiment.scales)}, got {scale_name!r}"
+                    f"{path}: {label}.at: expected scales from {list(experiment.scales)}, got {scale_name!r}"
                 )
         if runs.from_ is not None and not path.with_name(f"{runs.from_}.yaml").is_file():
             raise UserError(
-                f"{path}: {label}.from: expected an experiment beside this file, got {runs.from_!r}"
+                f"{path}: {label}.from: expected an experiment in the same folder, got {runs.from_!r}"
             )
     return experiment

@@ -1,4 +1,4 @@
-"""Keeps the beginning of an experiment's first run, with which later code can be checked.
+"""Keeps the beginning of an experiment's first run, so that later code can be checked against it.
 
 The file holds the run's settings, the conditions under which it ran, and the first three records of its metrics.jsonl.
 The same kind of processor, libraries and number of threads reproduce these records exactly.
@@ -23,9 +23,9 @@ LEFT_OUT = (*BESIDE_SETTINGS, "output", "resume", "callbacks", "tracker")
 
 
 def keep(run: Path, out: Path, threads: int) -> None:
-    """Keeps the beginning of a run in a folder of results, if others can repeat it.
+    """Keeps the beginning of a run in a folder of results, if anyone can repeat the run.
 
-    A run is not kept if its task was made in Python, or if its settings name files that git does not track.
+    Nothing is kept if the task was made in Python, or if the settings name files that git does not track.
 
     Args:
         run: the run's folder; it was trained on this machine.
@@ -36,17 +36,17 @@ def keep(run: Path, out: Path, threads: int) -> None:
 
     settings = read_settings(run)
     task = (settings.get("fingerprint") or {}).get("task")
-    kept = {name: value for name, value in settings.items() if name not in LEFT_OUT}
+    kept_settings = {name: value for name, value in settings.items() if name not in LEFT_OUT}
     if task is None:
         return
-    if _is_local(kept):
+    if _is_local(kept_settings):
         return
-    kept["device"] = choose_device(settings["device"]).type
+    kept_settings["device"] = choose_device(settings["device"]).type
     content = {
         "task": task,
         "made_on": conditions(threads),
         "commit": settings["versions"].get("commit", "unknown"),
-        "settings": kept,
+        "settings": kept_settings,
         "records": read_rows(run / "metrics.jsonl")[:RECORDS],
     }
     write_text(out / FIRST_RUN, json.dumps(content, indent=1) + "\n")
@@ -75,7 +75,7 @@ def default_threads() -> int:
 
 
 def conditions(threads: int) -> dict[str, Any]:
-    """Returns the conditions, besides code and settings, on which a run's exact numbers depend."""
+    """Returns the conditions that affect a run's exact numbers, in addition to code and settings."""
     import torch  # imported late, as it takes seconds
 
     from cory.parallel.devices import processor

@@ -1,13 +1,14 @@
-"""Tidy data frames of an experiment's runs, from which tables, figures and claims are computed.
+"""Tidy data frames of an experiment's runs, for tables, figures and claims.
 
 | frame | one row per | columns | file |
 |---|---|---|---|
-| `runs` | run | group, seed, settings in which runs differ, code version, machine, seconds | runs.csv |
+| `runs` | run | group, seed, varied settings, code version, machine, seconds | runs.csv |
 | `metrics` | run, iteration and role | the metrics | metrics.csv.gz |
 | `final` | run and agent | means over the last iterations | final.csv |
 | `held_out` | run and way of answering | the metrics on held-out queries | held_out.csv |
 
-A run is identified by its `group` and `seed`. The files hold six significant digits; the runs' folders are not needed.
+A run is identified by its `group` and `seed`. Runs of a group differ only in their seed; groups of a `family` differ
+only in the value of one key, `over`. The files hold six significant digits, and replace the runs' folders.
 """
 
 import gzip
@@ -26,10 +27,10 @@ from cory.run.settings import flat, read_settings
 
 LAST = 10  # iterations averaged into a final value
 RUN = ["group", "seed"]
-# The combined reward is computed from these.
+# Stored for all runs; the combined reward is computed from them.
 STORED = ["task_reward", "kl", "distinct_2", "response_tokens"]
 TEAM = "team_reward"
-# Also stored if runs have them.
+# Stored if runs have them.
 OPTIONAL = (
     TEAM,
     "explained_variance",
@@ -40,19 +41,19 @@ OPTIONAL = (
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["reward", "reward_sha256", "dataset_sha256", "rows"]
 SHORTEST = "sampling.min_new_tokens"  # the smallest response length that runs draw
-LIMIT = "sampling.max_new_tokens"  # the largest
-KL_GUARD = "guards.stop_at_kl"  # a value of `stopped_by`
+LIMIT = "sampling.max_new_tokens"  # the largest response length
+KL_GUARD = "guards.stop_at_kl"  # `stopped_by` of runs that this guard ended
 NUMBERS = {
     "seed": "Int64",
     "iterations": "Int64",
-    "planned": "Int64",  # iterations; missing in older rows
+    "planned": "Int64",  # number of iterations; missing in older rows
     **dict.fromkeys(["eta", "kl_bound", "seconds"], float),
 }
 HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are not metrics
 METRICS_FILE = "metrics.csv.gz"
 FRAMES = ("runs", "metrics", "final", "held_out")
 Run = tuple[str, int | None]  # group and seed
-BASE = "base (untrained)"  # the group of the base's held-out rows, which have no seed
+BASE = "base (untrained)"  # the group of the untrained model's held-out rows, which have no seed
 
 
 @dataclass
@@ -71,7 +72,7 @@ class Study:
 
     @property
     def over(self) -> str | None:
-        """The settings' key whose values distinguish the groups of a family."""
+        """The key whose values distinguish the groups of a family, or None."""
         keys = self.runs["over"].replace("", None).dropna().unique()
         return str(keys[0]) if len(keys) else None
 
@@ -85,7 +86,7 @@ class Study:
         """The group, or the family, with which others are compared.
 
         Raises:
-            UserError: the study has none of its runs.
+            UserError: no run of the baseline has ended.
         """
         column = "family" if self._baseline_is_family else "group"
         return str(self._baseline_runs[column].iloc[0])
@@ -103,7 +104,7 @@ class Study:
     def _baseline_is_family(self) -> bool:
         """Whether groups are compared with the baseline family's group of the same value.
 
-        Also holds if runs of only one value have ended.
+        True even if only runs of one value have ended.
         """
         base = self.runs[self.runs["baseline"]]
         family_runs = self.runs[self.runs["family"].isin(base["family"])]
@@ -111,23 +112,23 @@ class Study:
 
     @property
     def eta(self) -> float | None:
-        """The eta of the combined reward; None if each run has its own, such as when eta is varied."""
+        """The eta of the combined reward; None if each run has its own, for example if eta is varied."""
         if self.over == "ppo.init_kl_coef" or not self.runs["baseline"].any():
             return None
         return float(self.runs.loc[self.runs["baseline"], "eta"].iloc[0])
 
     @property
     def first_role(self) -> str:
-        """The name of the role in which the baseline's runs answer the query alone.
+        """The name of the role that answers the query alone in the baseline's runs.
 
         Raises:
-            UserError: the study has none of the baseline's runs.
+            UserError: no run of the baseline has ended.
         """
         return str(self._baseline_runs["first_role"].iloc[0])
 
     @property
     def drawn_length(self) -> float | None:
-        """The mean of the response lengths that runs draw, in tokens; None if they do not draw lengths."""
+        """The mean response length that runs draw, in tokens; None if they do not draw lengths."""
         limits = self.runs[[SHORTEST, LIMIT]].astype(float)
         if (limits[SHORTEST] == limits[LIMIT]).all():
             return None
@@ -139,7 +140,7 @@ class Study:
         return self.runs[self.runs["stopped_by"] != ""]
 
     def of_seeds(self, seeds: Sequence[int]) -> "Study":
-        """Returns the runs of some seeds, and the base's held-out rows, which have no seed."""
+        """Returns the runs of some seeds, and the untrained model's held-out rows, which have no seed."""
         without_seed = self.held_out["seed"].isna()
         return Study(
             runs=self.runs[self.runs["seed"].isin(seeds)],
@@ -149,7 +150,7 @@ class Study:
         )
 
     def of_role(self, role: str) -> "Study":
-        """Returns the study with the metrics of one role only, attributed to a single agent named after it.
+        """Returns the study with the metrics of one role only, attributed to one agent named after the role.
 
         Raises:
             UserError: no run has the role.
@@ -180,7 +181,10 @@ class Study:
         return Study(*frames)
 
     def base_of(self, name: str) -> str | None:
-        """Returns a group's baseline: in a family, the group of the same value; None if no run of it has ended."""
+        """Returns the name of a group's baseline, or None if no run of the baseline has ended.
+
+        If the baseline is a family, its group with the same value, or without a value, is returned.
+        """
         base = self.runs[self.runs["baseline"]]
         if self._baseline_is_family:
             value = self.runs.loc[self.runs["group"] == name, "value"].iloc[0]
@@ -188,9 +192,9 @@ class Study:
         return str(base["group"].iloc[0]) if len(base) else None
 
     def without_frozen(self, rows: pd.DataFrame) -> pd.DataFrame:
-        """Returns a frame's rows without agents that are frozen beside learning ones.
+        """Leaves out rows of agents that are frozen while others in their run learn.
 
-        A frozen agent's KL is recorded as 0, as no update measures it.
+        A frozen agent is recognised by a final KL of 0: no update measures its KL, so 0 is recorded.
         """
         learns = self.final["kl"] != 0
         any_learns = learns.groupby([self.final[key] for key in RUN]).transform("any")
@@ -201,7 +205,7 @@ class Study:
     def by_seed(self, metric: str) -> pd.DataFrame:
         """Returns a metric at the end of training, averaged over a run's agents: a column per group, a row per seed.
 
-        Agents that are frozen beside learning ones are left out.
+        Agents that are frozen while others learn are left out.
         """
         means = self.without_frozen(self.final).groupby(["seed", "group"])[metric].mean()
         return means.unstack("group").reindex(
@@ -210,7 +214,7 @@ class Study:
 
 
 def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
-    """Reads the frames of a run that has ended. Its combined reward uses the run's own eta.
+    """Reads the frames of a run that has ended. The combined reward uses the run's own eta.
 
     Args:
         folder: the run's folder.
@@ -257,7 +261,7 @@ def described(settings: Mapping[str, Any]) -> dict[str, Any]:
     roles = settings.get("roles") or [{}]
     return {
         "seed": settings["seed"],
-        "first_role": roles[0].get("name") or role_name(0),  # answers the query alone
+        "first_role": roles[0].get("name") or role_name(0),  # the role that answers the query alone
         "fixed_roles": values["cory.exchange_period"] == 0,
         "eta": values["ppo.init_kl_coef"],
         "kl_bound": values["guards.kl_bound"],
@@ -272,7 +276,7 @@ def assemble(
     final: pd.DataFrame | None = None,
     held_out: pd.DataFrame | None = None,
 ) -> Study:
-    """Makes a study from frames and adds the combined reward. If `final` is None, it is computed from `metrics`."""
+    """Makes a study from frames and adds the combined reward. A missing `final` is computed from `metrics`."""
     runs = runs.astype(NUMBERS)
     if final is None:
         final = final_values(metrics)
@@ -285,15 +289,15 @@ def assemble(
 def with_combined_reward(study: Study) -> Study:
     """Adds the combined reward, with the baseline's eta for all runs (`Study.eta`).
 
-    Held-out rows keep their combined reward if the evaluation's command names an eta. Otherwise the evaluation used the
-    eta of the first run evaluated, and the reward is computed again with the eta used in training.
+    Held-out rows keep their combined reward if the evaluation's command names an eta. Otherwise, the evaluation used
+    the first evaluated run's eta, and the combined reward is computed again with the eta of training.
     """
     eta_of_run = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
 
-    def with_it(frame: pd.DataFrame, kl: str) -> pd.DataFrame:
+    def with_reward(frame: pd.DataFrame, kl: str) -> pd.DataFrame:
         eta = study.eta
         if eta is None:
-            # The base's KL is 0.
+            # The untrained model has no eta, and needs none: its KL is 0.
             eta = eta_of_run.reindex(pd.MultiIndex.from_frame(frame[RUN])).fillna(0).to_numpy()
         earned = frame["task_reward"]
         if TEAM in frame:
@@ -302,14 +306,14 @@ def with_combined_reward(study: Study) -> Study:
 
     held_out = study.held_out
     if {"combined_reward", "task_reward", "chain_kl"} <= {*held_out} and not names_eta(study):
-        # Rows that lack the task's team reward have no combined reward, and must not get one without it.
+        # Rows without the task's team reward have no combined reward. It stays missing, as it would be incomplete.
         has_one = held_out["combined_reward"].notna()
-        held_out = with_it(held_out, "chain_kl")
+        held_out = with_reward(held_out, "chain_kl")
         held_out["combined_reward"] = held_out["combined_reward"].where(has_one)
     return replace(
         study,
-        metrics=with_it(study.metrics, "kl"),
-        final=with_it(study.final, "kl"),
+        metrics=with_reward(study.metrics, "kl"),
+        final=with_reward(study.final, "kl"),
         held_out=held_out,
     )
 
@@ -320,7 +324,7 @@ def names_eta(study: Study) -> bool:
 
 
 def last(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Returns the rows of each agent's last 10 iterations with a role."""
+    """Returns each agent's rows of its last 10 iterations with a role."""
     newest_first = metrics.groupby([*RUN, "agent"])["iteration"].rank("dense", ascending=False)
     return metrics[newest_first <= LAST]
 
@@ -333,12 +337,12 @@ def final_values(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_study(study: Study, folder: Path) -> None:
-    """Writes the frames into a folder. A frame without rows has its file removed."""
+    """Writes the frames into a folder, and removes the file of a frame without rows."""
     stored = {
         METRICS_FILE: study.metrics.drop(columns="combined_reward"),
         "final.csv": study.final.drop(columns="combined_reward"),
         "held_out.csv": study.held_out,
-        "runs.csv": study.runs,  # written last: a run with a row there is complete
+        "runs.csv": study.runs,  # written last: a run with a row in this file is complete
     }
     for name, frame in stored.items():
         if not len(frame):
@@ -346,12 +350,12 @@ def write_study(study: Study, folder: Path) -> None:
             continue
         content = frame.to_csv(index=False, float_format="%.6g").encode()
         if name == METRICS_FILE:
-            content = gzip.compress(content, mtime=0)  # without the time, bytes are reproducible
+            content = gzip.compress(content, mtime=0)  # without a time, the bytes are reproducible
         write_bytes(folder / name, content)
 
 
 def read_study(folder: Path) -> Study:
-    """Reads the frames of a folder that `write_study` wrote.
+    """Reads the frames that `write_study` wrote into a folder.
 
     Raises:
         UserError: the folder has no runs.csv.
@@ -380,13 +384,13 @@ def read_study(folder: Path) -> Study:
 
 
 def runs_of(frame: pd.DataFrame) -> list[Run]:
-    """Returns the run of each row; (BASE, None) for the base's rows."""
+    """Returns the run of each row; (BASE, None) for the untrained model's rows."""
     seeds = [None if pd.isna(seed) else int(seed) for seed in frame["seed"]]
     return list(zip(frame["group"], seeds, strict=True))
 
 
 def join(studies: Sequence[Study]) -> Study:
-    """Joins studies of different runs, with the combined reward by the joint baseline's eta."""
+    """Joins studies of different runs. The combined reward uses the joint baseline's eta."""
     frames = []
     for name in FRAMES:
         rows = [getattr(study, name) for study in studies]
@@ -419,8 +423,8 @@ def held_out_frame(
 
     Args:
         rows: rows with `name`, such as `RUN/agent_2 after agent_1`, and metrics.
-        groups: each run's group and seed, by its folder's name. Rows of the base get the group `base (untrained)` and
-            no seed; rows of other models are left out.
+        groups: each run's group and seed, by its folder's name. The untrained model's rows get the group
+            `base (untrained)` and no seed; rows of other models are left out.
     """
     table = []
     for row in rows:

@@ -1,5 +1,6 @@
-"""Compares frontiers of task reward and KL over the values of a key, seed by seed.
+"""Compares families of groups by their frontiers of task reward and KL, seed by seed.
 
+A family's groups differ in the value of one key, such as eta. Its frontier joins the nondominated points.
 Definitions: docs/metrics.md, "Comparison".
 """
 
@@ -18,7 +19,7 @@ from study.intervals import Interval, holm, hypervolume, nondominated, over_seed
 
 
 def apart(study: Study, ours: str, rival: str) -> Interval:
-    """Returns a family's hypervolume minus a rival's, divided by the hypervolume of all points, over seeds."""
+    """Returns a family's hypervolume minus a rival's, over seeds, relative to the hypervolume of all points."""
     ends = _complete_seeds(points(study))
     ends["minus_kl"] = -ends["kl"]
     worst = (ends["task_reward"].min(), ends["minus_kl"].min())
@@ -60,13 +61,13 @@ def frontiers_apart(study: Study, pairs: Sequence[tuple[str, str]]) -> Rows:
 def beaten(study: Study, calls: int = 0) -> Rows:
     """Returns a row per family and value: in how many seeds another family's frontier beats the run.
 
-    A frontier beats a run if it has a higher task reward at the run's KL. It consists of straight lines between its
-    family's nondominated points, and stays at its highest reward at larger KLs. No frontier beats a run whose KL is
-    below all of the frontier's KLs.
+    A frontier beats a run if it has a higher task reward at the run's KL. The frontier consists of straight lines
+    between the family's nondominated points. At KLs above all points, it stays at its highest reward. At KLs below all
+    points, it beats no run.
 
     Args:
         study: the runs.
-        calls: 0: the end of training, with an agent's own KL in all roles. 1 or 2: held-out responses in so many
+        calls: 0: the end of training, with an agent's own KL in all roles. 1 or 2: held-out responses in one or two
             calls, with the KL of all calls.
     """
     ends = _complete_seeds(_held_out_points(study, calls) if calls else points(study))
@@ -94,7 +95,7 @@ def beaten(study: Study, calls: int = 0) -> Rows:
 
 
 def _complete_seeds(ends: pd.DataFrame) -> pd.DataFrame:
-    """Returns the points of seeds that have all groups; with a group missing, a family's frontier would be smaller."""
+    """Returns the points of seeds that have all groups, as a missing group would make its family's frontier smaller."""
     groups = ends.groupby("seed")["group"].nunique()
     complete = groups.index[groups == ends["group"].nunique()]
     return ends[ends["seed"].isin(complete)].copy()
@@ -111,10 +112,10 @@ def _is_beaten(run: dict, rivals: pd.DataFrame) -> bool:
 
 
 def _held_out_points(study: Study, calls: int) -> pd.DataFrame:
-    """Returns points like `points`, on held-out queries and with the KL of all calls.
+    """Returns the frame of `points` for held-out queries, with the KL of all calls.
 
     Raises:
-        LookupError: evaluations do not have so many calls.
+        LookupError: there is no evaluation in this number of calls.
     """
     if calls not in CALLS:
         raise LookupError(f"no evaluation in {calls} calls among {list(CALLS)}")

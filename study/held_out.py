@@ -34,18 +34,18 @@ def judged_by(study: Study) -> str:
 
 
 class Answering(NamedTuple):
-    """A group, and its way of answering, such as `agent_2 after agent_1` or, over all orders, `two calls`."""
+    """A group and its way of answering, such as `agent_2 after agent_1` or, averaged over orders, `two calls`."""
 
     group: str
     answers: str
 
 
 def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str] = ()) -> Rows:
-    """Returns a row per group: a metric on held-out queries in one call and in two, with differences to the baseline.
+    """Returns a row per group: a held-out metric in one call and in two, with differences from the baseline.
 
-    One call is the mean over a run's agents, each solo. Two calls are the mean over the orders of a chain of two
-    agents, or one agent that answers after itself. Their combined reward is shown with the KL of both calls, and with
-    only the last answer's KL.
+    One call is the mean over a run's agents, each solo. Two calls are the mean over both orders of a chain of two
+    agents; a single agent answers after itself. For two calls, the combined reward is shown twice: with the KL of both
+    calls, and with only the last answer's KL.
     """
     rows = []
     by_calls = {calls: held_out_by_seed(study, metric, calls) for calls in CALLS}
@@ -76,8 +76,8 @@ def held_out(study: Study, metric: str = "combined_reward", groups: Sequence[str
 def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
     """Returns a metric on held-out queries, averaged over a run's agents or orders: a column per group, a row per seed.
 
-    A pair with fixed roles counts only in the order in which it was trained. In one call, agents that are frozen beside
-    learning ones are left out.
+    A pair with fixed roles counts only in the order in which it was trained. In one call, agents that are frozen while
+    others learn are left out.
     """
     rows = study.held_out
     rows = rows[rows["calls"] == calls]
@@ -87,7 +87,7 @@ def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
     in_order = rows["answers"].map(_is_training_order).astype(bool)
     swapped = rows["group"].isin(fixed) & ~in_order
     rows = rows[~swapped]
-    rows = rows.assign(seed=rows["seed"].fillna(-1))  # the base has no seed
+    rows = rows.assign(seed=rows["seed"].fillna(-1))  # the untrained model has no seed
     by_seed = rows.groupby(["seed", "group"])[metric].mean().unstack("group")
     return by_seed.dropna(axis=1, how="all")
 
@@ -124,10 +124,10 @@ def held_out_by_agent(study: Study, metrics: Sequence[str]) -> Rows:
 def against_rivals(
     study: Study, chain: Answering, rivals: Sequence[Answering], metric: str
 ) -> Rows:
-    """Compares a group's way of answering with its rivals' on held-out queries: each metric, and the group minus it.
+    """Compares a chain with its rivals on held-out queries: one row each, with the chain's difference from the rival.
 
-    If any of them takes two calls, the combined reward is shown with the KL of all calls, and with only the last
-    answer's KL. Intervals are over seeds; the base has no seeds, so its mean counts as exact.
+    If the chain or a rival takes two calls, the combined reward is shown twice: with the KL of all calls, and with only
+    the last answer's KL. Intervals are over seeds. The untrained model has no seeds, so its mean counts as exact.
     """
     answerings = [chain, *rivals]
     shown = [metric]
@@ -158,7 +158,7 @@ def _is_chain(answering: Answering) -> bool:
 
 
 def with_own_kl_reward(held_out: pd.DataFrame) -> pd.DataFrame:
-    """Adds each row's combined reward with only the last answer's KL instead of the KL of all calls."""
+    """Adds `own_kl_reward`, the combined reward with the last answer's KL in place of the KL of all calls."""
     earned = held_out["task_reward"]
     if TEAM in held_out:
         earned = earned + held_out[TEAM].fillna(0)
@@ -168,7 +168,7 @@ def with_own_kl_reward(held_out: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[float]":
-    """Returns a metric of a group's way of answering, by seed; the base has a single value.
+    """Returns a metric of a group's way of answering, by seed; the untrained model has a single value.
 
     `one call` and `two calls` are means over agents or orders (`held_out_by_seed`).
     """

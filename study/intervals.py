@@ -1,4 +1,4 @@
-"""Confidence intervals by Student's t over seeds, and hypervolumes of frontiers."""
+"""Computes confidence intervals by Student's t over seeds, and hypervolumes of frontiers."""
 
 import math
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ def over_seeds(values: Sequence[float] | pd.Series) -> Interval:
 def difference(ours: pd.Series, theirs: pd.Series) -> Interval:
     """Returns the difference of two groups' means, with an interval by Student's t.
 
-    Runs with the same seed draw the same queries in the same order, so they are paired, and the interval is that of
+    Runs with the same seed draw the same queries in the same order. They are paired, so the interval is computed from
     the differences by seed. If the groups share fewer than two seeds, Welch's interval is used.
 
     Args:
@@ -100,7 +100,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
     """Returns which hypotheses are rejected with a family-wise error rate of at most `1 - LEVEL` (Holm, 1979).
 
     The smallest of m p-values is compared with (1 - LEVEL) / m, the next with (1 - LEVEL) / (m - 1), and so on until
-    one exceeds its bound. NaN is not a test and does not count.
+    one exceeds its bound. A p-value of NaN does not count as a test.
 
     >>> holm([0.01, 0.04, 0.03])  # 0.01 against 0.05 / 3, then 0.03 against 0.05 / 2
     [True, False, False]
@@ -115,7 +115,7 @@ def holm(p_values: Sequence[float]) -> list[bool]:
 
 
 def geometric(values: Sequence[float] | pd.Series) -> Interval:
-    """Returns the geometric mean of one value per seed, with Student's t on logarithms; NaN unless all are above 0."""
+    """Averages one value per seed geometrically, with Student's t on the logarithms; NaN if a value is not above 0."""
     values = [float(value) for value in values]
     if not all(value > 0 for value in values):
         return over_seeds([math.nan] * len(values))
@@ -124,7 +124,7 @@ def geometric(values: Sequence[float] | pd.Series) -> Interval:
 
 
 def ratio(ours: pd.Series, theirs: pd.Series) -> Interval:
-    """Returns the geometric mean of the ratios seed by seed, with its interval; NaN if a value is not above 0."""
+    """Returns the geometric mean of the ratios by seed, with its interval; NaN if a value is not above 0."""
     seeds = ours.index.intersection(theirs.index)
     both_positive = (ours[seeds] > 0) & (theirs[seeds] > 0)
     return geometric((ours[seeds] / theirs[seeds]).where(both_positive))
@@ -146,7 +146,7 @@ def nondominated(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def hypervolume(points: Sequence[tuple[float, float]], worst: tuple[float, float]) -> float:
-    """Returns the area above and right of `worst` that the points dominate; larger coordinates are better.
+    """Returns the area that the points dominate above and to the right of `worst`; larger coordinates are better.
 
     >>> hypervolume([(1, 2), (2, 1)], (0, 0))
     3.0

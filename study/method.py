@@ -1,7 +1,7 @@
 """Compares the method with a single PPO agent: in training, at equal task reward, and held out.
 
 The training columns are the paper's comparison: an agent's own task reward and own KL, in all roles. On held-out
-queries, a chain's two calls are compared with the alternative a user has: one PPO agent that answers once.
+queries, two agents that answer in turn (two calls) are compared with a user's alternative: one PPO agent, one call.
 """
 
 from collections.abc import Sequence
@@ -30,14 +30,14 @@ def against_one_agent(
 ) -> Rows:
     """Returns one row: combined reward, KL at equal task reward, and held-out combined reward, ours against PPO.
 
-    The combined reward and the KL ratio, both in any role, are primary. A ✓ marks those that survive Holm's correction
-    over both.
+    The combined reward and the KL ratio, both averaged over roles, are the primary comparisons. A ✓ marks those that
+    survive Holm's correction over the two.
 
     Args:
         study: the runs.
         ours: names of the method's group; the first one in the study counts.
         rival: the name of the group with a single agent.
-        candidates: levels of task reward, from which the first seeds choose one.
+        candidates: levels of task reward; the first seeds choose one (`chosen_level`).
 
     Raises:
         LookupError: the study has none of these groups.

@@ -22,7 +22,7 @@ from cory.task_kinds import TaskKind, kind_of_script
 from study.experiment_file import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent  # the checkout, with its scripts and configurations
-LONGEST = 80  # characters of a group's name in its folders' names
+LONGEST = 80  # most characters of a group's name in the names of its folders
 IN_RUNS = re.compile(r'\{runs\}[^"]*')  # a path in a flag's value, which may be JSON
 
 
@@ -32,14 +32,15 @@ class Planned:
 
     Args:
         label: the runs' name in the experiment's file.
-        group: the name of the runs that differ only in their seed: the label, with the value of the experiment's key.
-        value: the value of the experiment's key `over`; None if there is no key, or it does not affect the run.
+        group: the name shared by runs that differ only in their seed: the label and, if it has one, the value.
+        value: the value of the experiment's key `over`. None: the experiment has no `over`, or it does not affect the
+            run.
         folder: the run's folder.
         settings: all settings of the run.
         command: the command that trains or continues the run.
         cwd: the command's working directory. None: the current one.
         source: another experiment from which the run's row is taken, or None.
-        starts_from: folders inside other runs of the experiment, such as agents, from which the run starts.
+        starts_from: folders, such as agents, of other runs of the experiment from which this run starts.
     """
 
     label: str
@@ -59,17 +60,17 @@ class Planned:
 
     @property
     def log(self) -> Path:
-        """The file to which each start of the run and its evaluation append their output."""
+        """The file to which the run and its evaluation append their output."""
         return Path(f"{self.folder}.log")
 
     @property
     def missing(self) -> str:
-        """Why the run cannot start, if a folder from which it starts is missing; otherwise empty."""
+        """A message if a folder from which the run starts is missing; otherwise empty."""
         for folder in self.starts_from:
             if not folder.exists():
                 return (
-                    f"expected {folder}, from which it starts, got none. If that run has a row, "
-                    "delete it to make the run again"
+                    f"expected the folder {folder}, got none. If the earlier run has a row, delete the "
+                    "row to make that run again"
                 )
         return ""
 
@@ -83,7 +84,7 @@ def plan(
         experiment: the experiment.
         scale_name: the scale.
         changes: settings that the user changes in every run, by key.
-        runs: the root of the runs' folders, which are made in RUNS/SCALE/EXPERIMENT.
+        runs: the root folder; runs have their folders in RUNS/SCALE/EXPERIMENT.
 
     Raises:
         UserError: the scale does not exist, a key or a file is missing, a configuration is refused, or the experiment
@@ -102,7 +103,9 @@ def plan(
             except UserError as error:
                 raise UserError(f"runs.{label}: {error}") from None
     if not planned:
-        raise UserError(f"scale: expected one at which the experiment has runs, got {scale_name!r}")
+        raise UserError(
+            f"scale: expected a scale at which the experiment has runs, got {scale_name!r}"
+        )
     _check_groups_differ(planned)
     _check_order(planned)
     if experiment.baseline:
@@ -121,7 +124,7 @@ def _check_groups_differ(planned: Sequence[Planned]) -> None:
     for one, other in itertools.combinations(first_of_groups(planned), 2):
         if one.folder == other.folder:
             raise UserError(
-                f"runs: expected names with different folders, got {one.folder.name} twice"
+                f"runs: expected names that give different folders, got {one.folder.name} twice"
             )
         if one.settings == other.settings:
             raise UserError(
@@ -136,7 +139,7 @@ def _check_order(planned: Sequence[Planned]) -> None:
         for folder in item.starts_from:
             if not earlier & set(folder.parents):
                 raise UserError(
-                    f"runs.{item.label}: expected the folder of a run of an earlier group, got {str(folder)!r}"
+                    f"runs.{item.label}: expected a folder of an earlier group's run, got {str(folder)!r}"
                 )
         earlier.add(item.folder)
 
@@ -158,7 +161,7 @@ def varied_keys(planned: Sequence[Planned]) -> list[str]:
 
 
 def _check_evaluation(command: str, run: Planned, trained_by: str) -> None:
-    """Raises a UserError if the evaluation of a run would refuse its options.
+    """Raises a UserError if a run's evaluation would refuse the command's options.
 
     Options of the user's own scripts are not checked.
     """
@@ -181,7 +184,7 @@ def _check_evaluation(command: str, run: Planned, trained_by: str) -> None:
 def _plan_runs(
     experiment: Experiment, scale_name: str, label: str, changes: Mapping[str, str], runs: Path
 ) -> Iterator[Planned]:
-    """Plans the runs of one label, at all values and seeds; see `plan`."""
+    """Plans the runs of one label at all values and seeds; see `plan`."""
     scale = experiment.scales[scale_name]
     script = experiment.runs[label].script
     flags = experiment.runs[label].flags | experiment.runs[label].at.get(scale_name, {})
@@ -204,7 +207,7 @@ def _plan_runs(
                     f"--set: expected keys that the experiment does not vary, got {key!r}"
                 )
         all_flags = _flags({**scale.flags, **varied, **changes})
-        settings = _settings(script, file, *all_flags)  # with unfilled placeholders
+        settings = _settings(script, file, *all_flags)  # placeholders are not filled yet
         group = label
         if experiment.over is not None and not (needs_several and is_single(settings)):
             value = flat(settings)[experiment.over]
@@ -230,7 +233,7 @@ def _plan_runs(
 
 
 def is_single(settings: Mapping[str, Any]) -> bool:
-    """Whether a single agent is trained in one role, so that keys for several agents have no effect."""
+    """Whether a single agent is trained in a single role. Keys for several agents then have no effect."""
     cory = settings["cory"]
     return cory["num_agents"] == 1 and cory.get("chain_length") in (None, 1)
 
@@ -263,7 +266,7 @@ def checkout_file(name: str, what: str) -> Path:
     path = ROOT / name
     if not path.is_file():
         raise UserError(
-            f"{what}: expected a file of a checkout of the repository, got {name!r}, which {str(ROOT)!r} lacks"
+            f"{what}: expected a file of a checkout of the repository, got {name!r}, which is not in {str(ROOT)!r}"
         )
     return path
 
@@ -287,7 +290,7 @@ def _filled(text: str, home: Path, seed: int) -> str:
 
 
 def _starts_from(flags: Sequence[str], home: Path, seed: int) -> tuple[Path, ...]:
-    """Returns the folders inside other runs of the experiment that flags name."""
+    """Returns the folders in other runs of the experiment that flags name."""
     paths = [path for flag in flags for path in IN_RUNS.findall(flag)]
     return tuple(Path(_filled(path, home, seed)) for path in paths)
 
@@ -303,7 +306,7 @@ def _folder_name(group: str) -> str:
 
 @cache
 def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
-    """Returns the settings that a script would get. The cached result must not be changed."""
+    """Returns the settings that a script would get. The result is cached, so callers must not change it."""
     return asdict(_config(script, file, *flags))
 
 

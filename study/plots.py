@@ -1,4 +1,4 @@
-"""Figures of experiments.
+"""Draws the figures of experiments.
 
 Bands and error bars are 95 % intervals by Student's t over seeds. A group has the same colour in all figures of a page
 (`palette`).
@@ -31,7 +31,7 @@ from study.held_out import CALLS, held_out_by_seed
 from study.intervals import geometric, nondominated, over_seeds
 
 MOST_CURVES = 8  # per panel
-FEWEST_IN_A_BAND = 3  # runs; the interval of two is so wide that it hides everything else
+FEWEST_IN_A_BAND = 3  # runs; the interval of two runs is so wide that it hides everything else
 # Styles in small multiples: groups with one agent, groups with several, and reference groups.
 SINGLE = {"ls": "--", "marker": "D"}
 SEVERAL = {"ls": "-", "marker": "o"}
@@ -59,11 +59,12 @@ def palette_of_families(study: Study) -> dict[str, Any]:
 def plot_curves(study: Study, path: Path) -> None:
     """Plots task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs.
 
-    If all groups compare responses, a further panel shows the share of groups with equal rewards.
+    If all groups compare responses to the same prompt, a further panel shows the share of such comparisons whose
+    rewards are equal.
 
-    If runs have different lengths, the mean ends with the shortest run, as longer runs may be the better ones; beyond
-    it, each run has a thin line. With more than `MOST_CURVES` curves, each entry of `panels` gets its own row, with the
-    reference groups in grey, averaged over agents.
+    If runs have different lengths, the mean ends with the shortest run, as longer runs may be the better ones. After
+    that, each run has a thin line. With more than `MOST_CURVES` curves, each entry of `panels` gets its own row. It
+    shows the reference groups, averaged over agents, in grey.
     """
     agent_labels = labels(study)
     group_colours = palette(study)
@@ -123,7 +124,7 @@ def _agents(study: Study, name: str) -> list[str]:
 
 
 def _by_iteration(study: Study, name: str, agent: str | None, metric: str) -> pd.DataFrame:
-    """Returns a metric of a group's agent, or averaged over all: a row per iteration from 1, a column per seed."""
+    """Returns a metric of one agent or averaged over all: a row per iteration, counted from 1, a column per seed."""
     rows = study.metrics[study.metrics["group"] == name]
     if agent is not None:
         rows = rows[rows["agent"] == agent]
@@ -142,9 +143,9 @@ def _shortest(runs: pd.DataFrame) -> int:
 
 
 def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any]) -> None:
-    """Draws the mean over runs, with its interval for at least three runs.
+    """Draws the mean over runs, with its interval if there are at least three runs.
 
-    Beyond the end of the shortest run, each run has its own line.
+    After the end of the shortest run, each run has its own line.
     """
     shortest = _shortest(runs)
     smooth = _smooth(runs)
@@ -165,8 +166,8 @@ def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any])
 def plot_paths(study: Study, path: Path, role: str) -> None:
     """Plots a role's KL over its task reward during training. Groups on one line pay the same KL for a task reward.
 
-    Lines show the geometric mean of the KL where the task reward first reaches a level, up to the last level that nine
-    in ten runs reach. Markers show the end of training. The groups of the first panel are grey in the others
+    Lines show the geometric mean of the KL where the task reward first reaches a level, up to the last level that 90 %
+    of the runs reach. Markers show the end of training. The first panel's groups are grey in the other panels
     (`panels`).
     """
     means = running_means(study, role)
@@ -194,7 +195,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8,
                     handlelength=1.7, borderaxespad=0)  # fmt: skip
         _without_frame(axis)
-    # The lowest panel of a column may have an empty space below it.
+    # The lowest panel of a column may be above an empty cell, so it needs its own labels.
     for axis in figure.axes[-across:]:
         axis.tick_params(labelbottom=True)
     grey = "; grey: as in the first panel" if others else ""
@@ -206,8 +207,8 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
 def panels(study: Study, names: Sequence[str]) -> list[list[str]]:
     """Arranges groups in small multiples; the first panel has the reference groups.
 
-    The references are the first group with one agent and the first with several; the baseline comes before others.
-    Each further panel has one setting, for one agent, several or both: `PPO, restart` and `CORY, restart`.
+    The references are the first group with one agent and the first with several; the baseline takes precedence. Each
+    further panel has one setting, with one agent, several or both, such as `PPO, restart` and `CORY, restart`.
     """
     baselines = set(study.runs.loc[study.runs["baseline"], "group"])
     references: dict[str, str] = {}
@@ -247,7 +248,7 @@ def plot_held_out_passes(study: Study, path: Path) -> None:
 
 
 def _held_out_means(study: Study, metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Averages metrics over seeds, with `METRIC_ci`, the interval's half-width: a row per group and number of calls."""
+    """Averages metrics over seeds: a row per group and number of calls. `METRIC_ci` is the interval's half-width."""
     rows = []
     for name in [BASE, *study.groups]:
         for calls, title in CALLS.items():
@@ -263,7 +264,7 @@ def _held_out_means(study: Study, metrics: Sequence[str]) -> list[dict[str, Any]
 
 
 def plot_frontier(study: Study, path: Path) -> None:
-    """Plots task reward against KL, a point per value of a key (paper, Fig. 2c); lines join nondominated points."""
+    """Plots task reward and KL with a point per value of a key (paper, Fig. 2c); lines join nondominated points."""
     runs = points(study)
     runs["kl"] = -runs["kl"]
     family_colours = palette_of_families(study)

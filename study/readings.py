@@ -1,6 +1,7 @@
 """Three ways to read a run's KL where its task reward reaches a level. Definitions: docs/metrics.md.
 
-The fit decides. The monotone fit and the first passage check it: a verdict that does not hold in all three is fragile.
+A polynomial fit decides. Two other readings check it: a monotone fit, and the first passage, where a running mean first
+reaches the level. A verdict that does not hold in all three readings is called fragile.
 """
 
 import math
@@ -14,11 +15,11 @@ from scipy.optimize import isotonic_regression
 
 from study.frame import LAST
 
-# Maps one agent's rows, one per iteration, and a level of task reward to a KL; NaN if the level is not reached.
+# Takes one agent's rows, one per iteration, and a level of task reward. Returns a KL; NaN if the level is not reached.
 Reading: TypeAlias = Callable[[pd.DataFrame, float], float]
 
 DEGREE = 4  # degree of the polynomials in the iteration
-FEWEST = DEGREE + 2  # iterations a fit needs: one more than a polynomial's coefficients
+FEWEST = DEGREE + 2  # iterations that a fit needs: one for each coefficient
 STEP = 0.1  # iterations between the points at which a fit is evaluated
 
 
@@ -26,7 +27,7 @@ def readings(length: float | None) -> dict[str, Reading]:
     """Returns the three readings by name; the first one decides.
 
     Args:
-        length: response length, in tokens, at which fits are read. None: lengths are not drawn.
+        length: the response length, in tokens, at which fits are read. None: lengths are not drawn.
     """
     return {
         "fit": partial(fitted_kl, length=length),
@@ -44,14 +45,14 @@ def fitted_kl(rows: pd.DataFrame, level: float, length: float | None, rise: bool
     Args:
         rows: one agent's metrics, a row per iteration.
         level: the level of task reward.
-        length: response length, in tokens, at which both fits are read. None: fits have no term in the length.
+        length: the response length, in tokens, at which both fits are read. None: fits have no term in the length.
         rise: whether the level is relative to the fitted task reward of the first iteration.
     """
     iterations = rows["iteration"].to_numpy(float)
     grid = np.arange(iterations.min(), iterations.max() + STEP / 2, STEP)
     span = max(iterations.max(), 1.0)
     longer, at_length = _lengths(rows, length)
-    # KL is 0 before the first update, and may be negative if it is estimated from samples.
+    # The log needs a positive KL, but KL is 0 before the first update, and a sampled estimate may be negative.
     positive = rows["kl"].to_numpy(float) > 0
     if positive.sum() < FEWEST:
         return math.nan
@@ -72,8 +73,8 @@ def fitted_kl(rows: pd.DataFrame, level: float, length: float | None, rise: bool
 def monotone_kl(rows: pd.DataFrame, level: float, length: float | None) -> float:
     """Reads the KL off a monotone fit where the fitted task reward first reaches a level.
 
-    Task reward and log KL are corrected for the effect of the response length found by `fitted_kl`, then fitted by
-    isotonic regression.
+    The effect of the response length, as fitted by `fitted_kl`, is removed from task reward and log KL. Both are then
+    fitted by isotonic regression.
     """
     rows = rows.sort_values("iteration")
     iterations = rows["iteration"].to_numpy(float)
@@ -105,9 +106,9 @@ def first_passage_kl(rows: pd.DataFrame, level: float) -> float:
 
 
 def _lengths(rows: pd.DataFrame, length: float | None) -> tuple[np.ndarray, float]:
-    """Returns response lengths and the length to read at, both centred on the mean; zeros without a length.
+    """Returns response lengths and `length`, both minus the mean response length; zeros if `length` is None.
 
-    Centred lengths that are all equal have no effect on the fit.
+    Response lengths that are all equal thus become 0, and have no effect on the fit.
     """
     lengths = rows["response_tokens"].to_numpy(float)
     if length is None:
@@ -116,12 +117,12 @@ def _lengths(rows: pd.DataFrame, length: float | None) -> tuple[np.ndarray, floa
 
 
 def _log_kl(rows: pd.DataFrame) -> np.ndarray:
-    """Returns the log KL; 0 where the KL is not positive, as fits leave these iterations out."""
+    """Returns the log KL; 0 where the KL is not positive, as fits skip these iterations."""
     kl = rows["kl"].to_numpy(float)
     return np.log(np.where(kl > 0, kl, 1.0))
 
 
 def _coefficients(values: np.ndarray, times: np.ndarray, longer: np.ndarray) -> np.ndarray:
-    """Returns the coefficients of a polynomial in time, highest power first, and of the length, last."""
+    """Returns a polynomial's coefficients in time, highest power first, followed by the length's coefficient."""
     terms = np.column_stack([np.vander(times, DEGREE + 1), longer])
     return np.linalg.lstsq(terms, values, rcond=None)[0]

@@ -1,7 +1,7 @@
-"""The files of an experiment's results. A run's row is written when it ends, and outlives the run's folder.
+"""Reads and writes the files of an experiment's results. A run's row is written when the run ends.
 
-A run is identified by experiment, group and seed, on every machine. To measure it again, delete its row in runs.csv and
-its folder.
+A run is identified by experiment, group and seed, on every machine. Its row does not need the run's folder. To make the
+run again, delete its row in runs.csv and its folder.
 """
 
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ class Results:
     """The results of an experiment at a scale.
 
     Args:
-        out: the folder of the files. Groups may take rows from other experiments, in sibling folders whose names begin
-            with the other experiment's.
+        out: the folder of the files. Groups may take rows of another experiment from a sibling folder, whose name
+            begins with the other experiment's name.
         experiment, scale: the names of the experiment and scale.
         planned: all runs.
         over: the key that the experiment varies.
@@ -65,7 +65,7 @@ class Results:
         self.keys = [*varied_keys(planned), *set_for_all]
         self.study = read_study(out) if (out / "runs.csv").exists() else None
         if self.study is not None:
-            # Drops rows in other files of runs without a row in runs.csv: it was deleted, or not yet written.
+            # Drops rows of runs that have none in runs.csv: it was deleted, or was not written yet.
             self.study = self.study.of_runs([(BASE, None), *self.study.names])
             self._check_rows(self.study)
         self._take_rows()
@@ -77,7 +77,7 @@ class Results:
     def add_run(self, item: Planned) -> None:
         """Evaluates a run that has ended, if the experiment has an evaluation, and writes its rows.
 
-        The base's rows are kept from the first run.
+        The untrained model's rows are those written with the first run.
         """
         study = of_run(item.folder, self.columns(item))
         if self.evaluation:
@@ -104,7 +104,7 @@ class Results:
         self.study = new.of_runs([(BASE, None), *(run for run in in_order if run in new.names)])
 
     def _take_rows(self) -> None:
-        """Takes rows from the results of other experiments at this scale, for groups that name a source."""
+        """Takes rows from other experiments at this scale, for groups that name a source."""
         others: dict[str, Study | None] = {}
         for item in self.planned:
             if item.source is None or self.has(item):
@@ -120,7 +120,7 @@ class Results:
             self._add(replace(taken, runs=taken.runs.assign(**self.columns(item))))
 
     def _study_of(self, source: str) -> Study | None:
-        """Returns an experiment's rows at this scale, or None; its sibling folder's name begins with its name."""
+        """Returns another experiment's rows at this scale from its sibling folder, or None."""
         for file in sorted(self.out.parent.glob(f"{source}*/runs.csv")):
             study = read_study(file.parent)
             if set(study.runs["experiment"]) == {source} and set(study.runs["scale"]) == {
@@ -130,19 +130,19 @@ class Results:
         return None
 
     def _check_rows(self, study: Study) -> None:
-        """Raises a UserError if the folder has rows of another plan, or of other settings."""
+        """Raises a UserError if a row in the folder is not in the plan, or has other settings."""
         planned = {(item.group, item.seed): item for item in self.planned}
         for run, (_, row) in zip(study.names, study.runs.iterrows(), strict=True):
             is_same = (row["experiment"], row["scale"]) == (self.experiment, self.scale)
             if not is_same or run not in planned:
                 raise UserError(
-                    f"--out: expected planned rows of {self.experiment} at {self.scale}, got "
+                    f"--out: expected rows of planned runs of {self.experiment} at {self.scale}, got the row of "
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
             self._check(row, planned[run])
 
     def _check(self, row: "pd.Series[Any]", item: Planned) -> None:
-        """Raises a UserError if a run's row records other settings, or another evaluation, than planned."""
+        """Raises a UserError if a run's row records settings or an evaluation that differ from the plan."""
         planned = {key: shown(value) for key, value in flat(item.settings).items()}
         planned["evaluation"] = self.evaluation.command if self.evaluation else ""
         if not pd.isna(row["planned"]):  # missing in older rows
@@ -152,7 +152,7 @@ class Results:
             if is_recorded and row[key] != planned[key]:
                 raise UserError(
                     f"{self.out}: expected {key} {planned[key]!r} in the row of {item.group}, seed {item.seed}, got "
-                    f"{row[key]!r}. Delete the row to measure it again, or name another --out"
+                    f"{row[key]!r}. Delete the row to make the run again, or name another --out"
                 )
 
     def columns(self, item: Planned) -> dict[str, Any]:
@@ -173,6 +173,6 @@ class Results:
 
 
 def shown(value: Any) -> str:
-    """Formats a setting for a row. Absolute paths keep only their last two parts; the rest depends on the machine."""
+    """Formats a setting for a row. Absolute paths keep their last two parts, as the rest depends on the machine."""
     path = Path(value) if isinstance(value, str) else None
     return "/".join(path.parts[-2:]) if path and path.is_absolute() else str(value)

@@ -17,7 +17,7 @@ FIRST = "first.json"  # names the run evaluated first, and the command that eval
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """Evaluates an experiment's runs one by one. The base is evaluated once, with the first run.
+    """Evaluates an experiment's runs one by one. The untrained base model is evaluated once, with the first run.
 
     Args:
         command: the script and its options.
@@ -30,10 +30,10 @@ class RunEvaluation:
     threads: int | None = None
 
     def rows(self, item: Planned) -> list[dict[str, Any]]:
-        """Evaluates a run and returns its rows and the base's.
+        """Evaluates a run and returns its rows and the base model's rows.
 
-        The first run sets base, task and sampling, so every evaluation names it. If its folder is gone or the options
-        have changed, this run becomes the first.
+        The run evaluated first sets base model, task and sampling, so later evaluations name it, too. If its folder is
+        gone or the options have changed, the current run takes its place.
 
         Raises:
             UserError: the script failed.
@@ -49,7 +49,7 @@ class RunEvaluation:
         return rows
 
     def first(self) -> Path | None:
-        """Returns the run that the same command evaluated first, with the base, or None."""
+        """Returns the run that the same command evaluated first, together with the base model, or None."""
         if not (self.folder / FIRST).exists():
             return None
         content = json.loads((self.folder / FIRST).read_text(encoding="utf-8"))
@@ -62,7 +62,7 @@ class RunEvaluation:
         return self.folder / run.name
 
     def _evaluate(self, item: Planned, arguments: list[str]) -> list[dict[str, Any]]:
-        """Evaluates a run, replacing an earlier evaluation, with the output in the run's log."""
+        """Evaluates a run and replaces an earlier evaluation. The output is appended to the run's log."""
         folder = self.folder_of(item.folder)
         shutil.rmtree(folder, ignore_errors=True)
         script, *options = shlex.split(self.command)

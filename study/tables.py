@@ -1,20 +1,21 @@
 """Writes the tables of README, docs and results from the files under results/.
 
     python -m study.tables            # rewrites all tables
-    python -m study.tables --check    # fails if a table does not match the files, and names its page
+    python -m study.tables --check    # names the pages with tables that do not match the files, and fails
 
-A table stands between two comments. The first one describes it:
+A table stands between two comments. The first comment describes the table:
 
     <!-- table: held_out imdb_noise_full_kl groups="PPO|CORY" -->
     <!-- end -->
 
-A page with a line such as `<!-- frozen: c0f7e9e -->`, which names the commit that made it, is left as it is: the code
-that it measures no longer exists. If an experiment's folder has no rows yet, the table says so.
+A page with a line such as `<!-- frozen: c0f7e9e -->` is left unchanged. The line names the commit that made the page;
+the code that the page measures no longer exists. If an experiment's folder has no rows yet, the table says so.
 
-A description has a kind, a source and options. The source is a folder under results/, or several with labels for their
-rows, `REGIME: FOLDER|REGIME: FOLDER`, whose tables are stacked. `groups` names the groups, `metric` or `metrics`
-(comma-separated) the columns. `rivals` takes a chain and its rivals, each as `GROUP: ANSWERS`. `primary` has a row in
-any role and one in the first role.
+A description has a kind, a source and options. The source is a folder under results/. Tables of several folders are
+stacked, with a label for each folder's rows in the column `regime`: `REGIME: FOLDER|REGIME: FOLDER`. The option
+`groups` names the groups; `metric`, or `metrics` with commas, names the columns. The kind `rivals` takes a chain and
+its rivals, each as `GROUP: ANSWERS`. The kind `primary` has two rows for each pair of groups: one in any role and one
+in the first role.
 """
 
 import re
@@ -57,12 +58,12 @@ FROZEN = re.compile(r"^<!-- frozen: \w+ -->$", re.MULTILINE)
 
 
 def held_out_table(study: Study, metric: str = "combined_reward", groups: str = "") -> Rows:
-    """Groups on held-out queries, in one call and in two, with differences to the baseline."""
+    """Groups on held-out queries, in one call and in two, with differences from the baseline."""
     return held_out.held_out(study, metric, _listed(groups, "|"))
 
 
 def held_out_by_agent_table(study: Study, metrics: str, answers: str) -> Rows:
-    """Groups on held-out queries, by the ways of answering that `answers` names."""
+    """Groups on held-out queries, one row for each way of answering that `answers` names."""
     rows = held_out.held_out_by_agent(study, _listed(metrics, ","))
     names = _listed(answers, "|")
     for name in names:
@@ -72,7 +73,7 @@ def held_out_by_agent_table(study: Study, metrics: str, answers: str) -> Rows:
 
 
 def rivals_table(study: Study, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
-    """A chain, `GROUP: ANSWERS`, against rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
+    """A chain on held-out queries, `GROUP: ANSWERS`, against its rivals, `GROUP: ANSWERS|GROUP: ANSWERS`."""
     answerings = [held_out.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
     return held_out.against_rivals(study, answerings[0], answerings[1:], metric)
 
@@ -87,7 +88,7 @@ def primary_table(
 ) -> Rows:
     """Pairs of groups, in any role and in the first: final values, and KL where the fitted task reward reaches a level.
 
-    `primary` names the comparisons to correct for, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
+    `primary` names the primary comparisons, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
     """
     rows = primary_comparisons(
         study,
@@ -103,10 +104,10 @@ def primary_table(
 def at_level_table(
     study: Study, compared: str, candidates: str, rise: str = "", corrected: str = ""
 ) -> Rows:
-    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: final values, and KL at the highest candidate that the first
-    seeds reach.
+    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: final values, and KL at a level that the first seeds choose.
 
-    `rise=yes`: candidates are relative to a run's own start. `corrected=yes`: the ratios at the level are primary.
+    `rise=yes`: levels are relative to a run's task reward at the start. `corrected=yes`: the ratios at the level are
+    primary.
     """
     levels = [float(level) for level in _listed(candidates, ",")]
     triples = _listed_triples(compared)
@@ -122,7 +123,7 @@ def readings_table(study: Study, compared: str, candidates: str) -> Rows:
 def method_table(study: Study, ours: str, candidates: str, rival: str = "PPO") -> Rows:
     """The method against one agent, in one row: in training, at equal task reward, and held out.
 
-    `ours`: names of the method's group, `GROUP|GROUP`; the first one in the folder counts.
+    `ours` names candidates for the method's group, `GROUP|GROUP`; the first one that the folder has counts.
     """
     levels = [float(level) for level in _listed(candidates, ",")]
     return against_one_agent(study, _listed(ours, "|"), rival, levels)
@@ -139,17 +140,17 @@ def beaten_table(study: Study, calls: str = "0") -> Rows:
 
 
 def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
-    """Groups: the time to collapse; `primary` names the groups whose differences are corrected for."""
+    """Groups: the time to collapse; `primary` names the groups whose differences are primary."""
     return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
 def differences_table(study: Study, metrics: str, calls: str = "1", groups: str = "") -> Rows:
-    """Groups against the baseline: final training metrics, and held-out ones, `held out: METRIC`, in `calls` calls."""
+    """Groups against the baseline: final metrics of training, or of `calls` held-out calls (`held out: METRIC`)."""
     return differences(study, _listed(metrics, ","), int(calls), _listed(groups, "|"))
 
 
 def confirmed_table(study: Study, ours: str, rival: str) -> Rows:
-    """The rival's iterations to a reward and its squared gradient norm, against our group's."""
+    """The rival against our group: iterations to a reward, and squared gradient norm."""
     return confirmed(study, ours, rival)
 
 
@@ -169,7 +170,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
 }
 
 
-AUDIT = "credit_audit"  # of the rows of study.credit, which are no runs
+AUDIT = "credit_audit"  # the kind of a table made from the rows of study.credit, which are not runs
 
 
 @cache
@@ -198,7 +199,7 @@ def _listed(text: str, separator: str) -> list[str]:
 
 
 def table(description: str) -> str:
-    """Makes the table that a comment describes: `KIND SOURCES KEY=VALUE ...`.
+    """Makes the table that a comment describes as `KIND SOURCE KEY=VALUE ...`.
 
     Raises:
         UserError: the kind, a source or a key does not exist.
@@ -229,7 +230,7 @@ def table(description: str) -> str:
 
 
 def _awaits_rows(source: str) -> bool:
-    """Whether a folder under results/ belongs to an experiment, EXPERIMENT or EXPERIMENT_SCALE, and has no rows yet."""
+    """Whether a folder under results/, EXPERIMENT or EXPERIMENT_SCALE, belongs to an experiment without rows."""
     if (ROOT / "results" / source / "runs.csv").exists():
         return False
     experiments = []
@@ -263,14 +264,12 @@ def _check_names(study: Study, options: Mapping[str, str]) -> None:
 
 
 def _parsed(description: str) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Returns a description's kind, sources by setting, and options; missing parts are empty."""
+    """Returns a description's kind, folders by label (`setting`), and options; missing parts are empty."""
     kind, source, *words = [*shlex.split(description), "", ""]
     pairs = _listed_pairs(source) if ":" in source else [("", source)]
     sources = dict(pairs)
     if len(sources) < len(pairs) or not all(sources.values()):
-        raise ValueError(
-            f"expected a folder, or distinct settings with their folders, got {source!r}"
-        )
+        raise ValueError(f"expected a folder, or folders with distinct labels, got {source!r}")
     return kind, sources, dict(word.partition("=")[::2] for word in words if word)
 
 
@@ -287,7 +286,7 @@ def page_with_tables(text: str) -> str:
 
 
 def pages() -> list[Path]:
-    """Returns the pages that may have tables, without frozen ones."""
+    """Returns the pages that may have tables, except frozen ones."""
     files = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
     return [path for path in files if not FROZEN.search(path.read_text(encoding="utf-8"))]
 
@@ -316,7 +315,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
                 write_text(path, made)
     if args.check and differ:
         raise UserError(
-            f"expected the tables that python -m study.tables writes, got others in {', '.join(differ)}"
+            f"expected the tables that python -m study.tables writes, got other tables in {', '.join(differ)}"
         )
     print(
         f"{tables} tables; {'written: ' + ', '.join(differ) if differ else 'all match the files'}"

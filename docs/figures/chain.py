@@ -1,8 +1,8 @@
-"""Draws what a chain wrote before and after training: one of the queries whose responses summary.json keeps.
+"""Draws what each role of a chain wrote for one query before and after training, from a run's summary.json.
 
 python examples/lookout/make.py
 python -m cory.train --config examples/lookout/lookout.yaml --output runs/strip
-python docs/figures/chain.py runs/strip docs/figures/chain.svg 2     # the second query; default, the first
+python docs/figures/chain.py runs/strip docs/figures/chain.svg 2     # the second query; default: the first
 """
 
 import json
@@ -20,20 +20,20 @@ from matplotlib.patches import FancyBboxPatch
 from cory.roles import text_of
 
 plt.rcParams.update({"font.size": 18, "svg.hashsalt": "cory", "font.family": "sans-serif"})
-COLOURS = ["#c1440e", "#1f6fb4"]  # the roles', as in method.py
+COLOURS = ["#c1440e", "#1f6fb4"]  # one per role, as in method.py
 INK, GREY, PAPER = "#333333", "#666666", "#f4f4f4"
-# In points. The type is large because a phone shows the figure at a third of its size.
+# Sizes in points. The font is large because a phone shows the figure at a third of its size.
 WIDTH, MARGIN, LINE = 660, 14, 25
 COLUMN = (WIDTH - 3 * MARGIN) / 2
 CHARACTERS_PER_POINT = 0.093
 
-Line = tuple[str, dict[str, Any]]  # a line's text and matplotlib's properties of it
+Line = tuple[str, dict[str, Any]]  # a line's text and its matplotlib properties
 
 
 def draw(run: Path, path: Path, query: int = 1) -> None:
-    """Writes the figure of a run's fixed query, counted from 1; from the same run, the same bytes each time.
+    """Writes the figure for one of a run's sample queries, counted from 1. The same run gives the same bytes.
 
-    Exits with a message if the run has no chain of several roles, or fewer queries.
+    Exits with a message if the run has only one role, or fewer sample queries.
     """
     samples = json.loads((run / "summary.json").read_text(encoding="utf-8"))["samples"]
     if "chain" not in samples["before"]:
@@ -79,7 +79,7 @@ def draw(run: Path, path: Path, query: int = 1) -> None:
 
 
 def response(record: dict[str, Any]) -> list[Line]:
-    """What a role read, the query as an ellipsis, and in bold what it wrote."""
+    """Returns the lines of a role's prompt, with the query as an ellipsis, and of its response in bold."""
     read = text_of(record["prompt"]).replace(record["query"], "…")
     width = COLUMN - 2 * MARGIN
     return lines(read, width, color=GREY) + lines(
@@ -88,18 +88,18 @@ def response(record: dict[str, Any]) -> list[Line]:
 
 
 def lines(text: str, width: float, **style: Any) -> list[Line]:
-    """A text broken into lines of at most so many points."""
+    """Breaks a text into lines of at most `width` points."""
     return [(line, style) for line in wrap(text, int(width * CHARACTERS_PER_POINT))]
 
 
 def write(axis: plt.Axes, text: list[Line], left: float, top: float) -> None:
-    """Writes lines below each other."""
+    """Writes lines one below the other."""
     for number, (line, style) in enumerate(text):
         axis.text(left, top + LINE * (number + 0.5), line, va="center", parse_math=False, **style)
 
 
 def box(axis: plt.Axes, left: float, top: float, height: float, colour: str) -> None:
-    """A rounded box as wide as a column."""
+    """Draws a rounded box as wide as a column."""
     axis.add_patch(
         FancyBboxPatch(
             (left, top),

@@ -1,4 +1,4 @@
-"""Draws CORY's KL over PPO's against task reward, from the rows under results/: writes levels.png beside this file.
+"""Draws the ratio of CORY's KL to PPO's against task reward, from the rows under results/. Writes levels.png.
 
 python docs/figures/levels.py
 """
@@ -24,7 +24,7 @@ from study.intervals import ratio  # noqa: E402
 plt.rcParams.update({"font.size": 11, "font.family": "sans-serif"})
 ROLES = {"observer": "#1f6fb4", "pioneer": "#c1440e", ANY: "#333333"}
 NAMES = {"observer": "as observer", "pioneer": "as pioneer", ANY: "any role"}
-MARGIN = 0.2  # above the start, below which ratios of tiny KLs are noise
+MARGIN = 0.2  # levels start this far above the initial task reward, as ratios of tiny KLs are noise
 PANELS = {
     "toy, 20 seeds": ("imdb_partner_sampled_kl", "CORY"),
     "SmolLM2-135M, 5 seeds": ("imdb_rivals", "CORY, causal"),
@@ -32,7 +32,7 @@ PANELS = {
 
 
 def panel(axis: Axes, study: Study, group: str) -> None:
-    """Draws a line with its 95 % band for each role, at the levels that nine in ten runs of both groups reach."""
+    """Draws a line with its 95 % band for each role, at the levels that 90 % of each group's runs reach."""
     seeds = study.runs["seed"].nunique()
     at_start = study.metrics[study.metrics["iteration"] == 0].groupby(["group", "role"])
     start = at_start["task_reward"].mean()[[group, "PPO"]].max()

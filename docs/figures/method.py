@@ -23,7 +23,7 @@ def box(
     edge: str,
     fill: str = "white",
 ) -> None:
-    """A rounded box with text, its lower left corner at (x, y)."""
+    """Draws a rounded box with text. Its lower left corner is at (x, y)."""
     axis.add_patch(
         FancyBboxPatch((x, y), width, height, boxstyle="round,pad=0.06", ec=edge, fc=fill, lw=1.6)
     )
@@ -33,7 +33,7 @@ def box(
 def arrow(
     axis: Any, start: tuple[float, float], end: tuple[float, float], colour: str = INK, **style: Any
 ) -> None:
-    """An arrow between two points."""
+    """Draws an arrow between two points."""
     options = {
         "arrowstyle": "-|>",
         "mutation_scale": 13,
@@ -46,7 +46,7 @@ def arrow(
 
 
 def draw(path: Path) -> None:
-    """Writes the figure as SVG; the same bytes each time."""
+    """Writes the figure as SVG, with the same bytes each time."""
     figure, axis = plt.subplots(figsize=(9.2, 3.5))
     box(axis, 0.1, 1.9, 1.1, 0.6, "query $s_0$", INK, PAPER)
     box(axis, 2.3, 2.7, 2.0, 0.8, "pioneer\n(LLM 1)", PIONEER)
