@@ -12,7 +12,7 @@ A page with a line such as `<!-- frozen: c0f7e9e -->` is left unchanged. The lin
 the code that the page measures no longer exists. If an experiment's folder has no rows yet, the table says so.
 
 A description has a kind, a source and options. The source is a folder under results/. Tables of several folders are
-stacked, with a label for each folder's rows in the column `regime`: `REGIME: FOLDER|REGIME: FOLDER`. The option
+stacked, with a label for each folder's rows in the column `setting`: `SETTING: FOLDER|SETTING: FOLDER`. The option
 `groups` names the groups; `metric`, or `metrics` with commas, names the columns. The kind `rivals` takes a chain and
 its rivals, each as `GROUP: ANSWERS`. The kind `primary` has two rows for each pair of groups: one in any role and one
 in the first role.

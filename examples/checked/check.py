@@ -1,4 +1,4 @@
-"""A prompt function: checks the pioneer's calculations and adds corrections to the observer's prompt."""
+"""Runs between two calls: checks the pioneer's calculations and adds corrections to the observer's prompt."""
 
 import re
 
@@ -9,7 +9,7 @@ CALCULATION = re.compile(r"(\d+) ([-+*/]) (\d+) = (\d+)(?![\d/])")
 
 
 def corrections(text: str) -> list[str]:
-    """Returns a correction for each wrong `a op b = c` in a text. Skips quotients that are not whole numbers.
+    """Returns a correction for each wrong `a op b = c` in a text; quotients that are not whole numbers are skipped.
 
     >>> corrections("Anna buys 12 * 7 = 94 shells. Now 94 - 4 = 90.")
     ['12 * 7 = 84, not 94.']
