@@ -65,6 +65,14 @@ def test_written_pages_are_what_the_docstrings_say(script, command):
     assert not ended.status, f"run: python docs/{script}.py\n{ended.error}"
 
 
+def test_versions_agree():
+    """pyproject.toml, CITATION.cff and the newest heading of CHANGELOG.md."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert project["version"] == citation["version"] == newest[1]
+
+
 def test_environments_agree():
     """environment.yml, uv's pins and constraints.txt with pyproject.toml."""
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
