@@ -57,7 +57,7 @@ def test_responses_come_from_the_weights_of_each_iteration(
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
+def test_stale_weights_on_the_server_show_in_the_metrics(settings, server, rank):
     server.stale = True
     ppo = replace(settings.ppo, learning_rate=5e-4)
     records = train(replace(learner(settings, "ppo", rank), ppo=ppo))
@@ -115,7 +115,7 @@ def test_roles_and_branches_go_with_an_engine(settings, server):
 
 
 def test_a_killed_engine_ends_the_run_which_continues_with_another(settings, server, policy_folder):
-    # The requests before it: 4 for the fixed samples, 2 for an iteration, 1 for the next pioneer.
+    # The server answers 4 requests for the fixed samples, 2 for an iteration and 1 for the next pioneer.
     server.dies_at = 4 + 2 * 1 + 1
     saved = replace(settings, checkpoint=CheckpointConfig(save_every=1))
     with pytest.raises(UserError, match=r"^(iteration 1: )?sampling.engine_url: ") as caught:

@@ -19,7 +19,7 @@ class Server:
 
     Attributes that a test may set:
         stale: The server confirms new weights but keeps the old ones.
-        dies_at: From this completion request on, the server ends the connection, as a killed server does.
+        dies_at: After this many completion requests, the server ends connections, as a killed server does.
         kept_cache: The number of times that the server refuses to empty its cache.
         processed: The log-probabilities are taken at the sampling temperature, as with
             `--logprobs-mode processed_logprobs`.

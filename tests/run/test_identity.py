@@ -143,7 +143,7 @@ def test_a_reward_is_identified_by_its_source_file():
             return [1.0] * len(completions)
 
     this_file = source_hash(train)
-    assert this_file == source_hash(Scaled()) == source_hash(functools.partial(train)) != ""
+    assert this_file and this_file == source_hash(Scaled()) == source_hash(functools.partial(train))
     assert source_hash(make_gpt2) not in (this_file, "")
     typed = {}
     exec("def typed(prompts, completions): return []", typed)
