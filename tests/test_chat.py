@@ -108,7 +108,9 @@ def test_the_columns_of_a_row_reach_the_reward(with_columns, read):
     assert "year" in note
 
 
-def test_typed_messages_are_read_as_messages_and_a_failing_reward_gives_one_line(with_columns, read):
+def test_typed_messages_are_read_as_messages_and_a_failing_reward_gives_one_line(
+    with_columns, read
+):
     chat = Chat(with_columns, "cpu")
     messages = [turn("a film"), {"role": "assistant", "content": "bad"}, turn("the music")]
     chat.answer(json.dumps(messages))

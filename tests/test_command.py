@@ -332,9 +332,7 @@ def test_a_runs_name_lists_differences_from_its_file(flags, expected):
     assert name(*flags) == expected
 
 
-def test_a_run_with_another_runs_settings_is_named_after_that_run(
-    tmp_path, monkeypatch
-):
+def test_a_run_with_another_runs_settings_is_named_after_that_run(tmp_path, monkeypatch):
     run = tmp_path / "first"
     run.mkdir()
     (run / "config.yaml").write_text("seed: 3\n")

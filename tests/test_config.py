@@ -235,7 +235,7 @@ def test_a_value_is_checked_when_it_is_assigned():
          {"model": ModelConfig("x", quantization="4bit"), "agents": [{"lora": {"rank": 8}}, {}]}),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_go_together_are_refused(config, key, changes):
+def test_incompatible_settings_are_refused_by_their_key(config, key, changes):
     with pytest.raises(UserError) as error:
         replace(config, **changes).check()
     assert str(error.value).startswith(f"{key}: ")

@@ -134,7 +134,9 @@ def test_each_k_above_1_has_a_column_of_majority_votes():
     solo = record([1, 0, 0, 1], [0.0] * 4, completions=texts, **lengths)
     ks = EvaluationConfig(samples=4, ks=[1, 2, 4])
     (one,) = table_rows({"one": [solo] * 2}, QUERIES, task(extract=extract), ks, ETA)
-    assert one["maj@2"] == (1 + 0) / 2  # 3 wins the tie in the first pair, 4 has the second's only vote
+    assert (
+        one["maj@2"] == (1 + 0) / 2
+    )  # 3 wins the tie in the first pair, 4 has the second's only vote
     assert one["maj@4"] == 0
     assert "maj@1" not in one
 

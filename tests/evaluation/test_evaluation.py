@@ -162,9 +162,7 @@ def test_a_query_that_is_too_long_is_refused_before_any_is_answered(
     assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
-def test_the_sampled_kl_is_reported_if_a_run_penalizes_it(
-    config, held_out, tmp_path
-):
+def test_the_sampled_kl_is_reported_if_a_run_penalizes_it(config, held_out, tmp_path):
     full = make_run(config, 1, iterations=1, output=str(tmp_path / "full"))
     sampled = replace(config, ppo=replace(config.ppo, kl_penalty="kl"))
     run = make_run(sampled, 2, iterations=1, output=str(tmp_path / "sampled"))

@@ -171,7 +171,11 @@ def test_a_saved_adapter_names_the_revision_of_its_base(config, tokenizer, tmp_p
 
 def test_full_fine_tuning_in_16_bits_warns(config, recwarn):
     half = replace(config, model=replace(config.model, dtype="bfloat16"))
-    for settings, expected in ((config, 0), (lora(half), 0), (half, 1)):  # one warning for two agents
+    for settings, expected in (
+        (config, 0),
+        (lora(half), 0),
+        (half, 1),
+    ):  # one warning for two agents
         make_agents(settings)
         assert sum("model.dtype" in str(warning.message) for warning in recwarn) == expected
 

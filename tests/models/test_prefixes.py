@@ -13,7 +13,9 @@ from cory.models.window import BY_POSITIONS, forward, pack, whole_mask
 LENGTHS = [5, 1, 3, 7, 2, 4, 6, 5]
 EXAMPLES = torch.arange(40, 68)
 PREFIX = "some very fine or awful acting and music"
-WITH_PREFIX = [f"{PREFIX}{more}" for more in ("", " a", " a bad story", " the film was a good", " a")]
+WITH_PREFIX = [
+    f"{PREFIX}{more}" for more in ("", " a", " a bad story", " the film was a good", " a")
+]
 WITHOUT_PREFIX = ["the film was", "a good story", "bad film"]
 
 
@@ -129,7 +131,9 @@ def test_prefixes_of_neighbouring_prompts_are_chosen_to_save_tokens():
     assert shared([other, *three]) == [5, 4, 4, 4]
 
 
-@pytest.mark.parametrize("prompts", [WITH_PREFIX, WITH_PREFIX + WITHOUT_PREFIX, WITHOUT_PREFIX, ["a", *WITH_PREFIX]])
+@pytest.mark.parametrize(
+    "prompts", [WITH_PREFIX, WITH_PREFIX + WITHOUT_PREFIX, WITHOUT_PREFIX, ["a", *WITH_PREFIX]]
+)
 def test_encoding_prefixes_once_changes_no_logits(tokenizer, prompts):
     model = make_gpt2(tokenizer)
     queries = rows(tokenizer, prompts)

@@ -67,9 +67,7 @@ def test_a_chain_trains_and_is_resumed_to_the_bit(name, config, llama_folder, tm
     assert outcome(folder, names) == outcome(tmp_path / "broken", names)
 
 
-def test_agents_with_different_models_share_nothing(
-    config, policy_folder, llama_folder, tmp_path
-):
+def test_agents_with_different_models_share_nothing(config, policy_folder, llama_folder, tmp_path):
     agents = [{}, {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}]
     config = replace(config, agents=agents)
     trainer = make_trainer(config)

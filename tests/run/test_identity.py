@@ -82,9 +82,7 @@ def test_another_model_behind_the_same_path_is_refused(world, tmp_path):
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_an_evaluation_with_another_reward_model_is_allowed_and_announced(
-    world, tmp_path, capsys
-):
+def test_an_evaluation_with_another_reward_model_is_allowed_and_announced(world, tmp_path, capsys):
     config, folder, _, classifier = world
     other = shutil.copytree(classifier, tmp_path / "other")
     negated(other)

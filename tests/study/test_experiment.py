@@ -93,7 +93,11 @@ def test_an_unknown_scale_and_a_scale_without_its_needed_settings_are_refused(tm
         planned_in(tmp_path, needs)
     planned = planned_in(tmp_path, needs, changes={"model.name": "a/b"})
     assert planned[0].settings["model"]["name"] == "a/b"
-    for key in ("ppo.learning_rate", "cory.exchange_period", "seed"):  # set by the experiment itself
+    for key in (
+        "ppo.learning_rate",
+        "cory.exchange_period",
+        "seed",
+    ):  # set by the experiment itself
         with pytest.raises(UserError, match=f"--set: .*{key}"):
             planned_in(tmp_path, changes={key: "7"})
 

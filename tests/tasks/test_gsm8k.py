@@ -99,9 +99,7 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
     assert completions == ["some ", whole, " "]
 
 
-def test_a_chat_template_gets_the_prompt_as_one_turn_and_its_options(
-    tokenizer, monkeypatch
-):
+def test_a_chat_template_gets_the_prompt_as_one_turn_and_its_options(tokenizer, monkeypatch):
     with pytest.raises(UserError, match=r"^model\.chat_template: "):
         encode(tokenizer, ["a"], chat_template=True)
     turn = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -121,7 +119,9 @@ def test_a_chat_template_gets_the_prompt_as_one_turn_and_its_options(
 
 
 @pytest.mark.usefixtures("drawn_figures")
-def test_both_scripts_train_and_their_runs_are_evaluated(policy_folder, problem_folder, tmp_path, monkeypatch, command):
+def test_both_scripts_train_and_their_runs_are_evaluated(
+    policy_folder, problem_folder, tmp_path, monkeypatch, command
+):
     flags = [
         f"--model.name={policy_folder}", f"--task.dataset={problem_folder}", "--iterations=1", "--device=cpu",
         "--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--sampling.min_new_tokens=4", "--sampling.max_new_tokens=4",

@@ -368,7 +368,9 @@ def test_an_experiments_script_may_be_the_module_cory_train(workdir, policy_fold
 
 
 @pytest.mark.slow
-def test_an_experiment_with_an_own_task_runs_in_any_folder(workdir, policy_folder, capsys, monkeypatch):
+def test_an_experiment_with_an_own_task_runs_in_any_folder(
+    workdir, policy_folder, capsys, monkeypatch
+):
     write_config(workdir, policy_folder)
     (workdir / "trial.yaml").write_text(EXPERIMENT)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

@@ -97,7 +97,9 @@ def test_an_async_function_passed_in_python_runs_for_all_rows_at_once(config):
     assert {*iteration.batch.columns["prompt"]} == {"the film was"}
 
 
-def test_a_run_resumes_to_the_byte_and_is_refused_with_a_changed_function(policy_folder, code, tmp_path):
+def test_a_run_resumes_to_the_byte_and_is_refused_with_a_changed_function(
+    policy_folder, code, tmp_path
+):
     saved = CheckpointConfig(save_every=2)
     config = with_prompt(make_config(policy_folder, tmp_path), code, "check", checkpoint=saved)
     config = replace(config, iterations=4)
@@ -126,7 +128,9 @@ def test_errors_of_a_prompt_function(config, code, name, error, message):
         make_trainer(with_prompt(config, code, name)).iteration(0)
 
 
-def test_evaluation_chat_and_counterfactual_credit_use_prompt_functions(config, code, tmp_path, command):
+def test_evaluation_chat_and_counterfactual_credit_use_prompt_functions(
+    config, code, tmp_path, command
+):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"the film {n}"}) + "\n" for n in range(16)))
     credit = CoryConfig(credit="counterfactual")
