@@ -110,7 +110,7 @@ def test_a_wrong_command_line_is_refused_by_its_key(key, flags):
         (": iterations", "iterations: 0x1F"),
         (": ppo.batch_size.x", "ppo: {batch_size.x: 2}"),
         (": sampling.max_new_tokens", "sampling: {max_new_tokens: 2}"),
-        # no mapping of keys
+        # not a mapping of keys
         (", line 3", "ppo: {gamma: 0.5}\nseed: 1\nppo:\n  batch_size: 8\n"),
         (", line 2", "ppo: [1\n"),
         ("", "- 1"),

@@ -162,7 +162,7 @@ def test_an_entry_of_agents_changes_only_that_agents_settings():
     config.agents = [AgentConfig(model={"name": "policy"}), AgentConfig()]
     assert config.of_agent(0).model == model
 
-    # The form in which a run's config.yaml stores agents.
+    # A run's config.yaml stores agents in this form.
     assert replace(config, agents=asdict(config)["agents"]) == config
     # Agents on a quantized base may each have an adapter.
     entries = [{"lora": {"rank": 8}}, {"lora": {"rank": 8}}]

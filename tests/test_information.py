@@ -155,7 +155,7 @@ def plain_information(config, batch, rollouts, agent):
         values = {name: column[row] for name, column in columns.items()}
         chain = row // config.branches
         assert prompt == PROMPTS.render(1, values, [first.completions[chain]])
-        # Another query's response; the first query's chains take those of the last query.
+        # Another query's response. The first query's chains take the last query's responses.
         other = first.completions[chain - config.chains_per_query]
         other_prompt = PROMPTS.render(1, values, [other])
         answer = f" {values['answer']}"

@@ -17,7 +17,7 @@ from cory.roles import RolePrompts
 
 
 def test_roles_follow_algorithm_1():
-    """Exchange after iteration k if (k + 1) % T_REx == 0."""
+    """Roles are exchanged after iteration k if (k + 1) % T_REx == 0."""
     schedule, order = RoleSchedule(2, 3), (0, 1)
     for k in range(12):
         assert schedule.order(k) == order

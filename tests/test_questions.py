@@ -1,4 +1,4 @@
-"""Queries with several rows, such as questions about one text, of which each branch answers one."""
+"""Queries with several rows, such as questions about one text. Each branch answers one of the rows."""
 
 import json
 from dataclasses import replace
@@ -238,7 +238,7 @@ def test_a_run_from_files_trains_on_whole_queries(settings, tmp_path):
         assert prompts == drawn["prompt"][::3] + drawn["prompt"]
         assert question == ["plot"] * 4 + QUESTIONS * 4
         assert answer == drawn["answer"][::3] + drawn["answer"]
-    # Each held-out row counts as a query, unlike the fixed samples, which come from different texts.
+    # Held-out rows are evaluated one by one. The fixed samples take one row of each text.
     held_out = next(call for call in calls if call[0][0] == call[0][2] and len(call[0]) == 8)
     assert held_out[2] == [*QUESTIONS, "plot"] * 2
 

@@ -133,7 +133,7 @@ def module(path: Path) -> str:
 
 GRAPH = {module(path): imports(path) for path in SOURCES}
 # From the lowest folder to the highest. A file may import, directly or indirectly, from its own folder and lower ones.
-# The top level of cory is exempt, as some of its files are shared by all folders and others use these folders.
+# Every folder may also import the shared files in cory's top level.
 ORDER = [
     "cory.parallel",
     "cory.models",

@@ -149,7 +149,7 @@ def test_roles_of_a_task_that_are_missing_in_the_settings_are_refused(config):
     ],
 )
 def test_templates_that_do_not_fit_are_refused_before_training(config, key, roles):
-    """The last role reads more than the context holds."""
+    """In the last case, a role's prompt is longer than the context."""
     with pytest.raises(UserError, match=f"^{key}: "):
         make_trainer(replace(config, roles=roles))
 

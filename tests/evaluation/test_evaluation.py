@@ -51,7 +51,7 @@ def held_out():
 
 
 @pytest.mark.usefixtures("drawn_figures")
-def test_a_run_of_two_agents_beside_one_of_a_single_agent(
+def test_a_run_of_two_agents_is_compared_with_a_single_agent(
     finished, config, held_out, tmp_path, monkeypatch
 ):
     """In a joint row, an agent reads the other agent's response; in a compute-matched row, its own first answer."""
@@ -111,7 +111,7 @@ def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer
     assert rows["base of run/agent_1"]["kl"] == 0
 
 
-def test_a_fully_trained_agent_is_quantized_as_its_base_is(config):
+def test_a_fully_trained_agent_is_quantized_like_its_base(config):
     folder = make_run(replace(config, iterations=1))
     for changes in ({}, {"quantization": "4bit"}):
         for source in agent_sources(folder, config, changes).values():
@@ -196,7 +196,7 @@ def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_p
 
 @pytest.mark.parametrize("other_base", [False, True])
 def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_base):
-    """Its agents are adapters on that one, merged into its own base."""
+    """The run trained a second adapter, on the first adapter merged into its base."""
     config = replace(config, iterations=2, lora=LoraConfig(rank=4))
     first = make_run(config, 1)
     start = replace(config.model, name=str(first / "agent_1"))
@@ -328,7 +328,7 @@ def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
         assert saved["in_training"] == {"run": share}
 
 
-def test_shorter_responses_than_the_run_drew_can_be_asked_for():
+def test_an_evaluation_may_ask_for_shorter_responses_than_training():
     sampling = SamplingConfig(min_new_tokens=16, max_new_tokens=16)
     assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(
         min_new_tokens=1, max_new_tokens=8

@@ -49,7 +49,7 @@ def test_rows_of_an_evaluation_have_the_colour_of_their_run():
 COMMON = "-name=gpt2-imdb-small-batch_size=16-mini_batch_size=16-dataset=train.parquet"
 
 
-def test_rows_of_an_evaluation_are_labelled_by_what_their_runs_differ_in():
+def test_rows_of_an_evaluation_are_labelled_by_their_runs_differences():
     pair, causal = f"imdb_cory_tiny{COMMON}", f"imdb_cory_tiny-credit=causal{COMMON}"
     labels = {
         "base": "base",

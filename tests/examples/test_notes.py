@@ -103,7 +103,7 @@ def test_a_role_reads_only_its_part(world, name, read, monkeypatch):
 
 @pytest.mark.parametrize("credit", ["causal", "information"])
 def test_a_note_is_rewarded_for_all_questions(world, tmp_path, monkeypatch, credit):
-    """Each note is read with four questions; with causal credit it earns their mean reward."""
+    """Each note is read with four questions. With causal credit, it earns the answers' mean reward."""
     monkeypatch.chdir(ROOT)
     flags = {"output": tmp_path / "run", "cory.credit": credit}
     flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8}

@@ -94,7 +94,7 @@ LOSSES = {"ppo": ppo_loss} | {name: group_loss(name) for name in ("dr_grpo", "rl
 
 @pytest.mark.parametrize("algorithm", LOSSES)
 def test_an_uncapped_ratio_gives_the_gradient_of_the_policys_own_samples(algorithm):
-    """Capped ratios and ratios of single tokens leave a bias, which is smaller than without a correction."""
+    """Capped ratios and single-token ratios leave a bias that is smaller than without a correction."""
     tabular = Tabular(2)
     exact = tabular.expected()
 

@@ -100,7 +100,7 @@ def test_equals_stock_trl(tokenizer, kl_penalty, split):
             assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
     assert (weights(ours) - before).abs().max() > 1e-3
     update = (weights(ours) - before).norm()
-    # Relative to the update, not to the weights.
+    # The tolerance is relative to the update, not to the weights.
     assert (weights(stock) - weights(ours)).norm() <= 1e-5 * update
 
 
@@ -264,7 +264,7 @@ def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
 
 
 def test_a_role_that_earns_more_has_no_advantage_over_another(tokenizer):
-    """In a joint update of two roles, each role's advantages equal those of an update on that role alone."""
+    """A role's advantages are the same in a joint update of two roles and in an update on that role alone."""
     offsets = [0.0, 5.0]
     rollouts, rewards = [], []
     for k, offset in enumerate(offsets):

@@ -1,4 +1,4 @@
-"""The group learners' advantages, losses and gradients equal those of TRL 1.16."""
+"""The group learners have the same advantages, losses and gradients as TRL 1.16."""
 
 from pathlib import Path
 

@@ -138,7 +138,7 @@ def test_an_adapter_that_transformers_attached_is_refused(config, monkeypatch):
 
 
 def test_a_saved_adapter_names_the_revision_of_its_base(config, tokenizer, tmp_path, monkeypatch):
-    """The base is a cached Hub model whose branches have different weights."""
+    """The base is a cached Hub model whose Git branches have different weights."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     repository = tmp_path / "cache/models--user--name"
     (repository / "refs").mkdir(parents=True)

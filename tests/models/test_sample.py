@@ -93,7 +93,7 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 
 
 def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeypatch):
-    """Greedy responses in a batch equal those of single rows. Most rows end early and leave the batch."""
+    """A row's greedy response is the same in a batch and alone. Most rows end early and leave the batch."""
     queries = rows(tokenizer, PROMPTS * 3)
     for i, query in enumerate(queries):
         queries[i] = torch.cat([query, torch.tensor([5 + i])])  # no two prompts are equal

@@ -230,7 +230,7 @@ def test_an_update_of_two_processes_equals_one_of_a_single_process(runs, folder,
     ("name", "largest"), [("ppo", 1e-5), ("reinforce_lora", 1e-5), ("grpo", 1e-9)]
 )
 def test_sharding_changes_no_number(runs, name, largest):
-    """Weights, optimizer states and metrics equal those of one process, or of data parallelism for grpo."""
+    """Weights, optimizer states and metrics are the same as in one process or, for grpo, with data parallelism."""
     whole, split = runs[name], runs[f"{name}-sharded"]
     for agent in AGENTS:
         one, two = (torch.load(f"{config.output}-{agent}") for config in (whole, split))

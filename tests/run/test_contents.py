@@ -11,7 +11,7 @@ from cory.run.folder import read_rows
 from cory.run.report import render, run_page
 
 
-def test_a_run_stores_what_each_role_read_and_writes_its_report(finished):
+def test_a_run_stores_each_roles_prompts_and_writes_its_report(finished):
     run = finished.folder
     samples = read_rows(run / "samples.jsonl")
     by_role = {role: [s for s in samples if s["role"] == role] for role in ("pioneer", "observer")}

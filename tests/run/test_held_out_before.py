@@ -33,7 +33,7 @@ def evaluating(config):
     )
 
 
-def test_it_is_recorded_with_the_first_iteration(evaluating):
+def test_the_reward_before_training_is_recorded_with_the_first_iteration(evaluating):
     trainer = make_trainer(evaluating)
     untrained = held_out.mean_rewards(trainer.chain(0), trainer.eval_dataset, evaluating)[0]
     records = read_rows(trainer.train().folder / "metrics.jsonl")
@@ -43,7 +43,7 @@ def test_it_is_recorded_with_the_first_iteration(evaluating):
     assert records[2]["eval_task_reward"] != untrained[0]
 
 
-def test_the_team_reward_is_measured_too(evaluating):
+def test_the_team_reward_before_training_is_recorded_too(evaluating):
     trainer = make_trainer(evaluating, team_reward=team)
     records = trainer.train().history
     assert records[0]["eval_team_reward_before"] == records[1]["eval_team_reward_before"] > 0
@@ -91,7 +91,7 @@ def test_a_run_that_never_gets_better_keeps_the_untrained_agents(evaluating, mon
     assert not all(torch.equal(a, b) for a, b in zip(trained.parameters(), untrained, strict=True))
 
 
-def test_curves_begin_with_it(tmp_path, drawn_figures, monkeypatch):
+def test_curves_begin_with_the_reward_before_training(tmp_path, drawn_figures, monkeypatch):
     """Each point is drawn at the number of iterations that its weights had been trained."""
     row = {"agent": "agent_1", "role": "pioneer", "task_reward": 0.0, "kl": 0.0}
     history = [{"iteration": k, "combined_reward": 0.0, **row} for k in range(4)]

@@ -51,7 +51,7 @@ def test_a_closed_terminal_without_a_signal_ends_nothing(monkeypatch):
 
 
 def test_a_run_continues_when_the_reader_of_its_output_ends(config, monkeypatch):
-    """Such a reader is `head`, or a `tee` that Ctrl-C has ended."""
+    """For example, `head` ends early, and Ctrl-C ends `tee`."""
     reader, writer = os.pipe()
     os.close(reader)
     pipe = os.fdopen(writer, "w", buffering=1)

@@ -71,7 +71,7 @@ def test_a_rise_is_measured_from_a_groups_own_start(study):
     rows = study.metrics
     rows = rows[(rows["group"] == "reader") & (rows["seed"] == 0) & (rows["role"] == "observer")]
     assert len(rows) == len(k)
-    # Just below 0.5. At 0.5 itself, a point of the grid, rounding would decide whether a fit reaches it.
+    # Just below 0.5, where rounding would decide whether a fit reaches the level.
     level = 0.4999
     assert fitted_kl(rows, level, 9.0, rise=True) == pytest.approx(math.exp(1.8), rel=1e-3)
     assert fitted_kl(rows, level, 9.0) == pytest.approx(math.exp(1.0), rel=1e-3)

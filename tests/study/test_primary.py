@@ -75,7 +75,7 @@ def test_with_a_fixed_length_limit_the_fit_ignores_lengths():
 def test_first_passage_uses_a_mean_over_ten_iterations():
     k = np.arange(30)
     rows = pd.DataFrame({"iteration": k, "task_reward": k / 10, "kl": 2.0 * k})
-    # Iterations 6 to 15 are the first ten with a mean reward of at least 1: it is 1.05, and their mean KL 2 * 10.5.
+    # Iterations 6 to 15 are the first ten whose mean reward, 1.05, is at least 1. Their mean KL is 2 * 10.5.
     assert first_passage_kl(rows, 1.0) == 2 * 10.5
     assert np.isnan(first_passage_kl(rows, 2.6))
 
@@ -109,7 +109,7 @@ def test_a_pair_is_compared_over_all_roles_and_in_one_role():
     assert (in_any["role"], as_pioneer["role"]) == ("any", "pioneer")
     assert in_any["runs at 1"] == as_pioneer["runs at 1"] == "4, 5"
     assert in_any["n"] == "5"
-    # PPO's KL at the level is 1.822 times 1, 2, 3 and 4 in the four seeds in which both groups reach it.
+    # PPO's KL at the level is 1.822 times 1, 2, 3 and 4 in the first four seeds. CORY's fifth never reaches it.
     assert as_pioneer["KL at 1"] == "8.07, 4.03"
     assert as_pioneer["ratio at 1"].startswith("2.00 (2.00 to 2.00)")
     assert float(in_any["ratio at 1"].split()[0]) == pytest.approx(1.0, abs=0.1)
@@ -189,7 +189,7 @@ def test_a_verdict_is_fragile_if_another_way_to_read_the_kl_disagrees():
 
 
 def test_cory_is_compared_with_one_agent_in_one_row():
-    """CORY has PPO's task reward in both roles, PPO's KL as pioneer and half of it as observer; eta is 0.3."""
+    """CORY has PPO's task reward in both roles. Its KL equals PPO's as pioneer and is half of it as observer."""
 
     def ppo(seed, k, role):
         return k / 40, (1 + 0.01 * seed) * (1.0 + k / 40), 1.0
@@ -200,7 +200,7 @@ def test_cory_is_compared_with_one_agent_in_one_row():
 
     study = make_study({"PPO": ppo, "CORY": cory}, roles=("pioneer", "observer"), iterations=60)
     (row,) = against_one_agent(study, ["missing", "CORY"], "PPO", [0.5, 1.0])
-    # Half of the KL is saved in one of two roles.
+    # Half of the KL is saved in one of two roles, at a KL coefficient of 0.3.
     ahead = 0.3 * 0.25 * 1.02 * (1.0 + 54.5 / 40)
     assert (
         row["combined reward"].startswith(f"{ahead:+.2f} (")
