@@ -289,14 +289,14 @@ def count_good(prompts, completions):
     return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
 
 
-def make_trainer(config, reward=count_good, callbacks=(), **of_task):
+def make_trainer(config, reward=count_good, callbacks=(), **task_options):
     """Returns a trainer on 20 short prompts with labels. The held-out set is the training set."""
     from cory.build import make_agents
     from cory.trainer import CoryTrainer
 
     prompts = [" ".join(text.split()[:4]) for text in sentences(20)]
     rows = Dataset.from_dict({"prompt": prompts, "label": list(range(20))})
-    task = Task(rows, reward, PROMPTS, **of_task)
+    task = Task(rows, reward, PROMPTS, **task_options)
     held_out = rows if config.eval_every else None
     return CoryTrainer(
         config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks

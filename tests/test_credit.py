@@ -223,19 +223,19 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
 
 
 def test_chains_of_a_group_share_their_query_and_the_reward_gets_the_role(config):
-    got = {}
+    columns = {}
 
     def reward(prompts, completions, role, label):
-        got.update(prompts=prompts, role=role, label=label)
+        columns.update(prompts=prompts, role=role, label=label)
         return [float(len(text)) for text in completions]
 
     trainer = make_trainer(replace(config, algorithm="rloo", group_size=4), reward)
     seen = spy(trainer)
     trainer.iteration(0)
-    assert got["role"] == ["pioneer"] * 8 + ["observer"] * 8
-    first, second = got["label"][0], got["label"][4]
-    assert got["label"] == ([first] * 4 + [second] * 4) * 2 and first != second
-    assert got["prompts"][:4] == [trainer.task.dataset["prompt"][first]] * 4
+    assert columns["role"] == ["pioneer"] * 8 + ["observer"] * 8
+    first, second = columns["label"][0], columns["label"][4]
+    assert columns["label"] == ([first] * 4 + [second] * 4) * 2 and first != second
+    assert columns["prompts"][:4] == [trainer.task.dataset["prompt"][first]] * 4
     prompts, completions = (
         getattr(seen[0]["agent_2"][0][0], key) for key in ("prompts", "completions")
     )

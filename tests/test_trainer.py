@@ -189,13 +189,13 @@ def test_saved_agents_load_without_trl_and_give_the_same_logits(trained):
 
 def test_a_runs_numbers_depend_only_on_its_seed(trained, config, tmp_path):
     """Global generators and held-out evaluations change nothing. Held-out rows may lack columns that nothing reads."""
-    got = []
+    calls = []
     plain, _ = trained
 
     def reward(prompts, completions, role):
         torch.rand(3)
         np.random.rand()
-        got.append((prompts, role))
+        calls.append((prompts, role))
         return count_good(prompts, completions)
 
     rows = list(plain.task.dataset["prompt"])
@@ -217,7 +217,7 @@ def test_a_runs_numbers_depend_only_on_its_seed(trained, config, tmp_path):
     assert history == plain.run.history
     samples, expected = (read_rows(r.folder / "samples.jsonl") for r in (run, plain.run))
     assert samples == expected
-    assert (asked * 2, ["pioneer"] * 4 + ["observer"] * 4) in got
+    assert (asked * 2, ["pioneer"] * 4 + ["observer"] * 4) in calls
 
     other = run_iteration(make_trainer(replace(config, seed=1, eval_every=0)), 0)
     assert other[0]["kl_coef"] == history[0]["kl_coef"]

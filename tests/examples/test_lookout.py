@@ -32,9 +32,9 @@ def test_the_right_order_depends_on_land_and_course():
     courses = [course for course in rewards.WINDS for _ in rewards.WINDS]
     for order in rewards.ORDERS:
         right = rewards.reward([""] * 16, [f" Steer {order}!"] * 16, lands, courses)
-        for known in (lands, courses):
+        for winds in (lands, courses):
             assert all(
-                sum(r for r, k in zip(right, known, strict=True) if k == wind) == 1
+                sum(r for r, k in zip(right, winds, strict=True) if k == wind) == 1
                 for wind in rewards.WINDS
             )
 

@@ -85,23 +85,24 @@ def steps(trainer, n=2):
 def test_equals_stock_trl(tokenizer, kl_penalty, split):
     tokenizer.padding_side = "right"
     stock, stock_seen = make_stock(tokenizer, kl_penalty=kl_penalty, **split)
-    ours, ours_seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
-    assert type(ours.trainer) is trl.PPOTrainer
-    before = weights(ours)
-    our_stats = steps(ours)
-    for theirs, mine in zip(steps(stock), our_stats, strict=True):
+    learner, learner_seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
+    assert type(learner.trainer) is trl.PPOTrainer
+    before = weights(learner)
+    learner_stats = steps(learner)
+    for stock_stats, stats in zip(steps(stock), learner_stats, strict=True):
         for name, trl_name in STATS.items():
-            assert mine[name] == pytest.approx(theirs[trl_name], rel=1e-5, abs=1e-7), name
-    for stats, (values, _, returns) in zip(our_stats, ours_seen, strict=True):
+            assert stats[name] == pytest.approx(stock_stats[trl_name], rel=1e-5, abs=1e-7), name
+    for stats, (values, _, returns) in zip(learner_stats, learner_seen, strict=True):
         explained = 1 - (returns - values).var() / returns.var()
         assert stats["explained_variance"] == pytest.approx(explained.item(), abs=1e-5)
-    for theirs, mine in zip(stock_seen, ours_seen, strict=True):
-        for name, a, b in zip(("values", "advantages", "returns"), theirs, mine, strict=True):
-            assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
-    assert (weights(ours) - before).abs().max() > 1e-3
-    update = (weights(ours) - before).norm()
+    names = ("values", "advantages", "returns")
+    for stock_batch, batch in zip(stock_seen, learner_seen, strict=True):
+        for name, expected, values in zip(names, stock_batch, batch, strict=True):
+            assert torch.allclose(expected, values, rtol=1e-5, atol=1e-6), name
+    assert (weights(learner) - before).abs().max() > 1e-3
+    update = (weights(learner) - before).norm()
     # The tolerance is relative to the update, not to the weights.
-    assert (weights(stock) - weights(ours)).norm() <= 1e-5 * update
+    assert (weights(stock) - weights(learner)).norm() <= 1e-5 * update
 
 
 # Both KL penalties, one of them with mini-batches.
@@ -114,8 +115,8 @@ MINIS = pytest.mark.parametrize(
 def assert_same_update(a, b, tokenizer):
     """Asserts that both trainers take the same two steps, up to rounding."""
     before = weights(a)
-    for mine, theirs in zip(steps(a), steps(b), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-7)
+    for a_stats, b_stats in zip(steps(a), steps(b), strict=True):
+        assert a_stats == pytest.approx(b_stats, rel=1e-5, abs=1e-7)
     update = (weights(a) - before).norm()
     assert update > 1e-2
     assert (weights(a) - weights(b)).norm() <= 1e-5 * update
@@ -228,9 +229,9 @@ def test_bf16_is_near_fp32(tokenizer):
     for trainer in (full, half):
         trainer.model.float()
         trainer.reference.float()
-    for mine, theirs in zip(steps(half), steps(full), strict=True):
-        assert mine["kl"] == pytest.approx(theirs["kl"], rel=0.1)
-        assert mine["kl"] != theirs["kl"]
+    for half_stats, full_stats in zip(steps(half), steps(full), strict=True):
+        assert half_stats["kl"] == pytest.approx(full_stats["kl"], rel=0.1)
+        assert half_stats["kl"] != full_stats["kl"]
     assert weights(half).dtype == torch.float32
 
 
@@ -306,16 +307,16 @@ def test_a_number_that_is_not_finite_raises_before_a_step(tokenizer):
 )
 def test_reward_scaling_uses_the_running_moments(tokenizer, settings):
     trainer, _ = make_learner(tokenizer, **settings)
-    got = []
+    scaled_rewards = []
     targets = trainer.targets
     trainer.targets = lambda old, rewards, *args: (
-        got.append(rewards) or targets(old, rewards, *args)
+        scaled_rewards.append(rewards) or targets(old, rewards, *args)
     )
     scores = [ragged(seed=k)[2] for k in range(2)]
     steps(trainer)
     seen = torch.cat(scores)
     centre = seen.mean() if "reward_normalization" in settings else 0
-    assert torch.allclose(got[1], (scores[1] - centre) / seen.std(), rtol=1e-4)
+    assert torch.allclose(scaled_rewards[1], (scores[1] - centre) / seen.std(), rtol=1e-4)
 
 
 def test_equal_rewards_are_not_scaled_by_a_deviation_of_zero(tokenizer):

@@ -46,7 +46,7 @@ def test_numbers_belong_to_the_tempered_distributions(tokenizer, algorithm):
     learner = make(tokenizer, algorithm)
     queries, responses, _ = ragged()
     batch = window.pack(queries, responses, pad_token(tokenizer))
-    found = learner.compare_with_reference(batch)
+    comparison = learner.compare_with_reference(batch)
     passed = learner.forward(batch)
     entropy = losses.entropy(passed.all_logprobs, 8)
     rows = zip(queries, responses, strict=True)
@@ -56,9 +56,9 @@ def test_numbers_belong_to_the_tempered_distributions(tokenizer, algorithm):
         length = len(response)
         for name, logprobs in (("logprobs", policy), ("ref_logprobs", reference)):
             expected = logprobs.gather(1, response[:, None])[:, 0]
-            torch.testing.assert_close(getattr(found, name)[row, :length], expected.detach())
+            torch.testing.assert_close(getattr(comparison, name)[row, :length], expected.detach())
         kl = (policy.exp() * (policy - reference)).sum(1)
-        torch.testing.assert_close(found.kl[row, :length], kl.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(comparison.kl[row, :length], kl.detach(), rtol=1e-4, atol=1e-5)
         expected = -(policy.exp() * policy).sum(1)
         torch.testing.assert_close(entropy[row, :length], expected.detach(), rtol=1e-4, atol=1e-5)
 

@@ -37,13 +37,13 @@ def test_sampling_draws_the_same_tokens_as_generate(model, tokenizer, settings, 
     model.generation_config = GenerationConfig(
         temperature=0.1, top_k=1, max_length=3, eos_token_id=0
     )
-    ours = sample(
+    responses = sample(
         model, tokenizer, queries, settings, torch.Generator().manual_seed(3), ends=()
     ).responses
     model.generation_config = GenerationConfig()
     ids, mask = pad(queries, 0, "left")
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
-    theirs = model.generate(
+    generated = model.generate(
         input_ids=ids,
         attention_mask=mask,
         generation_config=GenerationConfig(
@@ -51,7 +51,7 @@ def test_sampling_draws_the_same_tokens_as_generate(model, tokenizer, settings, 
             top_k=settings.top_k, top_p=settings.top_p, repetition_penalty=settings.repetition_penalty,
         ),
     )  # fmt: skip
-    assert torch.equal(torch.stack(ours), theirs[:, ids.shape[1] :])
+    assert torch.equal(torch.stack(responses), generated[:, ids.shape[1] :])
 
 
 def test_a_repeated_prompt_is_encoded_once(model, tokenizer):

@@ -43,9 +43,9 @@ def test_a_direction_is_decided_by_where_the_interval_lies():
 
 def test_estimates_of_the_curves():
     """Expected values follow from 40 iterations. The mean of k is 4.5 in the first ten and 34.5 in the last ten."""
-    made = make_study({PPO: rising(6.0), CORY: rising(1.0)}, roles=ROLES)
-    made.runs[LIMIT] = 18
-    study = prepared(made)
+    raw_study = make_study({PPO: rising(6.0), CORY: rising(1.0)}, roles=ROLES)
+    raw_study.runs[LIMIT] = 18
+    study = prepared(raw_study)
     e = estimates
     values = {
         6.0: e.between(PPO, CORY, end("kl"), ratio),
@@ -91,9 +91,9 @@ def test_a_share_of_a_gain_that_may_be_0_has_no_interval():
 
 def test_a_share_of_a_rival_below_0_is_open():
     study = prepared(make_study({PPO: lambda *_: (-1.0, 0.0, 1.0), CORY: rising(0.0)}))
-    of_combined = estimates.relative(CORY, PPO, end("combined_reward"), end("combined_reward"))
+    relative_reward = estimates.relative(CORY, PPO, end("combined_reward"), end("combined_reward"))
     with pytest.raises(Untested) as untested:
-        of_combined(study)
+        relative_reward(study)
     assert untested.value.args[0] == OPEN
 
 
@@ -130,7 +130,7 @@ def test_runs_with_causal_credit_stand_for_cory_if_there_are_no_others():
 
 def test_frontiers_and_values_are_compared_seed_by_seed():
     points = {"PPO 1": (1, 6), "PPO 10": (2, 9), "CORY 1": (1, 1), "CORY 10": (4, 2)}
-    made = make_study(
+    raw_study = make_study(
         {
             name: lambda seed, k, role, point=point: (
                 point[0] + seed,
@@ -140,11 +140,13 @@ def test_frontiers_and_values_are_compared_seed_by_seed():
             for name, point in points.items()
         }
     )
-    made.runs[["family", "value"]] = made.runs["group"].str.split(" ", expand=True).to_numpy()
-    study = prepared(made)
+    raw_study.runs[["family", "value"]] = (
+        raw_study.runs["group"].str.split(" ", expand=True).to_numpy()
+    )
+    study = prepared(raw_study)
     assert estimates.values_of(study) == ["1", "10"]
-    of_all_values = estimates.by_seed(study, PPO, end("task_reward"))
-    assert of_all_values.tolist() == pytest.approx([1.5 + seed for seed in range(5)])
+    mean_rewards = estimates.by_seed(study, PPO, end("task_reward"))
+    assert mean_rewards.tolist() == pytest.approx([1.5 + seed for seed in range(5)])
     assert apart(study, CORY, PPO).value == pytest.approx(1.0, abs=0.2)
     second, first = 34.5 - 19.5, 40 + 19.5
     assert estimates.kl_accelerates(study).value == pytest.approx(second / first)

@@ -149,9 +149,9 @@ def test_both_scripts_train_and_their_runs_are_evaluated(
 
 def test_generated_problems_are_in_gsm8ks_format_and_correct():
     rng = random.Random(3)
-    made = [toy.problem(rng) for _ in range(400)]
-    assert len(toy.TEMPLATES) >= 36 and {len(p.steps) for p in made} == {1, 2, 3}
-    for p in made:
+    problems_made = [toy.problem(rng) for _ in range(400)]
+    assert len(toy.TEMPLATES) >= 36 and {len(p.steps) for p in problems_made} == {1, 2, 3}
+    for p in problems_made:
         *steps, last = p.answer.split("\n")
         assert re.fullmatch(r"#### \d+", last) and len(steps) == len(p.steps)
         for step in steps:  # check the arithmetic of each step

@@ -38,10 +38,10 @@ def test_a_small_policy_and_classifier_are_trained_on_reviews(tmp_path, monkeypa
     assert labels == {0: "NEGATIVE", 1: "POSITIVE"}
     assert AutoModelForCausalLM.from_pretrained(folder / "policy").config.n_embd == 256
 
-    made = (folder / "policy/model.safetensors").stat().st_mtime_ns
+    saved_at = (folder / "policy/model.safetensors").stat().st_mtime_ns
     argv = [str(folder), "--dataset", str(data), "--only", "reward_model", "--threads", "3"]
     make_imdb_models.command_line(argv)
-    assert (folder / "policy/model.safetensors").stat().st_mtime_ns == made
+    assert (folder / "policy/model.safetensors").stat().st_mtime_ns == saved_at
     (data / "unsupervised.parquet").unlink()
     with pytest.raises(UserError, match=r"unsupervised\.parquet"):
         make_imdb_models.command_line([str(tmp_path / "new"), "--dataset", str(data)])

@@ -19,6 +19,6 @@ def test_toy_models_are_as_good_as_documented():
 def test_the_scripts_make_models_as_good_as_those_in_the_repository(tmp_path):
     for scripts, name in ((make_imdb_toy, "imdb"), (make_gsm8k_toy, "gsm8k")):
         scripts.make(tmp_path / name)
-        shipped, made = scripts.quality_of(), scripts.quality_of(tmp_path / name)
+        shipped, new = scripts.quality_of(), scripts.quality_of(tmp_path / name)
         for metric, value in shipped.items():
-            assert made[metric] == pytest.approx(value, abs=WITHIN[metric]), metric
+            assert new[metric] == pytest.approx(value, abs=WITHIN[metric]), metric
