@@ -1,11 +1,11 @@
-"""Tiny models and data that the tests build themselves; nothing is downloaded."""
+"""Shared fixtures. The tests build tiny models and data themselves and download nothing."""
 
 import os
 
-# Else transformers asks the Hub about every local folder it does not find.
+# Offline, transformers does not ask the Hub about local folders that it cannot find.
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# The models are tiny; and a run's numbers depend on its threads.
+# A run's numbers depend on the number of threads. The models are too tiny to need several.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gc
@@ -53,7 +53,7 @@ WORDS = "the film was a good bad story with some very fine or awful acting and m
 
 
 def pytest_configure(config):
-    """Signals are heeded, also in what a script starts with `&`, or under nohup: programs inherit it."""
+    """Restores the handlers of SIGINT and SIGHUP, which are ignored if pytest runs under `&` or nohup."""
     for number, default in (
         (signal.SIGINT, signal.default_int_handler),
         (signal.SIGHUP, signal.SIG_DFL),
@@ -63,7 +63,7 @@ def pytest_configure(config):
 
 
 def pytest_collection_finish(session):
-    """The collector of garbage need not look again and again at what the libraries hold."""
+    """Exempts the imported libraries' objects from garbage collection, to save time."""
     gc.collect()
     gc.freeze()
 
@@ -79,12 +79,12 @@ def sentences(n: int) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def cpu():
-    """What a test makes without naming a device is on the CPU, also where there is a GPU."""
+    """Makes the CPU the default device, even on a machine with a GPU."""
     PartialState(cpu=True).device = torch.device("cpu")
 
 
 def save_blank(figure, target, **_):
-    """Saves a figure as a single pixel, or as an empty SVG: to draw those of a run takes half a second."""
+    """Saves a single pixel or an empty SVG, as drawing a run's figures takes half a second."""
     if Path(str(target)).suffix == ".svg":
         Path(target).write_text("<svg></svg>")
         return
@@ -92,18 +92,18 @@ def save_blank(figure, target, **_):
 
 
 def hurry(patch: pytest.MonkeyPatch) -> None:
-    """Runs draw no figure, wait for no disk, and ask git for the commit once."""
+    """Speeds up runs: they draw no figures, skip `fsync`, and ask git for the commit only once."""
     commit = versions.commit
     folder = Path(versions.__file__).parent
     try:
-        own = commit(folder)
-    except (OSError, subprocess.SubprocessError):  # no checkout
-        own = None
-    patch.setattr(os, "fsync", lambda descriptor: None)  # no disk here loses power
+        current_commit = commit(folder)
+    except (OSError, subprocess.SubprocessError):  # not a git checkout
+        current_commit = None
+    patch.setattr(os, "fsync", lambda descriptor: None)
     patch.setattr(Figure, "savefig", save_blank)
     patch.setattr(plots, "plot_curves", lambda history, path, *_, **__: save_blank(None, path))
-    if own is not None:
-        patch.setattr(versions, "commit", lambda at: own if at == folder else commit(at))
+    if current_commit is not None:
+        patch.setattr(versions, "commit", lambda at: current_commit if at == folder else commit(at))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -115,13 +115,13 @@ def quick_runs():
 
 @pytest.fixture
 def drawn_figures(monkeypatch):
-    """Figures are drawn, for tests that look at them."""
+    """Draws real figures, for tests that inspect them."""
     monkeypatch.setattr(Figure, "savefig", SAVEFIG)
     monkeypatch.setattr(plots, "plot_curves", PLOT_CURVES)
 
 
 def imported(folder: Path, name: str):
-    """A module of an example, which imports its neighbours as a script does."""
+    """Imports an example's module, which imports the other files of its folder as a script does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         module = importlib.import_module(name)
@@ -131,18 +131,18 @@ def imported(folder: Path, name: str):
 
 
 def figure_of(page: str) -> str:
-    """The SVG element of a report with one figure."""
+    """Returns the SVG element of a report that has one figure."""
     return page[page.index("<svg") : page.index("</svg>")]
 
 
 def read_responses(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
-    """The records of an evaluation's responses.jsonl, by model and query."""
+    """Returns the records of an evaluation's responses.jsonl by model and query."""
     records = read_rows(folder / "responses.jsonl")
     return {(record["model"], record["query"]): record for record in records}
 
 
 class Ended(NamedTuple):
-    """How a command ended, and what it printed."""
+    """The exit status and the output of a command."""
 
     status: int
     out: str
@@ -151,12 +151,12 @@ class Ended(NamedTuple):
 
 @pytest.fixture
 def command(monkeypatch, capsys):
-    """Runs a module or a script in this process, as a start of Python takes seconds."""
+    """Runs a module or a script in this process, since starting Python takes seconds."""
 
     def run(program, *argv) -> Ended:
         monkeypatch.setattr(sys, "argv", [str(program), *map(str, argv)])
         monkeypatch.setattr("cory.process.from_command_line", False)
-        # Else Weights & Biases, where it has run, takes the status for that of the tests.
+        # Weights & Biases replaces `sys.exit` and would take this status for the whole test session's.
         monkeypatch.setattr(sys, "exit", EXIT)
         capsys.readouterr()
         status = 0
@@ -165,7 +165,7 @@ def command(monkeypatch, capsys):
                 monkeypatch.setattr(sys, "path", [str(Path(program).parent), *sys.path])
                 runpy.run_path(str(program), run_name="__main__")
             else:
-                # As `__main__`, whose name the messages state.
+                # The messages name the program, so it runs as `__main__`.
                 runpy.run_module(program, run_name="__main__", alter_sys=True)
         except SystemExit as end:
             status = end.code
@@ -180,7 +180,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def answering(policy, tokenizer, chat_template=False, adapter=None) -> Agent:
-    """An agent that does not learn."""
+    """Returns an agent that only answers and does not learn."""
     config = Config(model=ModelConfig(chat_template=chat_template))
     return Agent("agent_1", policy, tokenizer, config, policy.device, adapter=adapter)
 
@@ -194,7 +194,7 @@ def make_gpt2(tokenizer, seed: int = 0, **changes) -> GPT2LMHeadModel:
 
 @pytest.fixture(scope="session")
 def policy_folder(tokenizer, tmp_path_factory) -> Path:
-    """A random GPT-2, dropout on, as a Hugging Face folder."""
+    """A randomly initialised GPT-2 with dropout, saved as a Hugging Face folder."""
     folder = tmp_path_factory.mktemp("models") / "gpt2"
     make_gpt2(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -202,7 +202,7 @@ def policy_folder(tokenizer, tmp_path_factory) -> Path:
 
 
 def save_llama(tokenizer, folder: Path, width: int) -> Path:
-    """Writes a random Llama of two heads and its tokenizer as a Hugging Face folder."""
+    """Saves a randomly initialised Llama with two heads, and its tokenizer, as a Hugging Face folder."""
     torch.manual_seed(1)
     sizes = dict(
         hidden_size=width,
@@ -219,20 +219,20 @@ def save_llama(tokenizer, folder: Path, width: int) -> Path:
 
 @pytest.fixture(scope="session")
 def llama_folder(tmp_path_factory) -> Path:
-    """A random Llama with a tokenizer of its own, other than that of `policy_folder`."""
+    """A random Llama whose tokenizer differs from the one in `policy_folder`."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     return save_llama(train_tokenizer(sentences(120), vocab_size=290), folder, width=32)
 
 
 @pytest.fixture(scope="session")
 def wide_llama(tokenizer, tmp_path_factory) -> Path:
-    """A random Llama with the tokenizer of `policy_folder`, whose heads have a width that vLLM has on a CPU."""
+    """A random Llama with the tokenizer of `policy_folder` and a head width that vLLM supports on a CPU."""
     return save_llama(tokenizer, tmp_path_factory.mktemp("models") / "wide", width=64)
 
 
 @pytest.fixture(scope="session")
 def classifier_folder(tokenizer, tmp_path_factory) -> Path:
-    """A random NEGATIVE/POSITIVE DistilBERT as a Hugging Face folder."""
+    """A random DistilBERT with the labels NEGATIVE and POSITIVE, saved as a Hugging Face folder."""
     folder = tmp_path_factory.mktemp("models") / "distilbert"
     torch.manual_seed(0)
     settings = DistilBertConfig(
@@ -257,7 +257,7 @@ def reviews(tmp_path_factory) -> Path:
 
 
 def make_config(policy_folder: Path, folder: Path) -> Config:
-    """A run of seconds: two agents, a batch of 8, an exchange every 2 iterations."""
+    """Returns settings for a run of seconds: two agents that swap roles every 2 iterations, batch size 8."""
     return Config(
         iterations=4,
         output=str(folder / "run"),
@@ -276,7 +276,7 @@ def config(policy_folder, tmp_path) -> Config:
 
 
 def make_one(config):
-    """A full fine-tuning run of 6 iterations with a checkpoint after each."""
+    """Returns settings for 6 iterations of full fine-tuning, with a checkpoint after each."""
     return replace(config, iterations=6, checkpoint=CheckpointConfig(save_every=1, keep=3))
 
 
@@ -289,14 +289,14 @@ def count_good(prompts, completions):
     return [float(completion.count("good")) + len(completion) / 50 for completion in completions]
 
 
-def make_trainer(config, reward=count_good, callbacks=(), **of_task):
-    """A trainer on 20 short prompts, each with a label; the held-out rows are the same."""
+def make_trainer(config, reward=count_good, callbacks=(), **task_options):
+    """Returns a trainer on 20 short prompts with labels. The held-out set is the training set."""
     from cory.build import make_agents
     from cory.trainer import CoryTrainer
 
     prompts = [" ".join(text.split()[:4]) for text in sentences(20)]
     rows = Dataset.from_dict({"prompt": prompts, "label": list(range(20))})
-    task = Task(rows, reward, PROMPTS, **of_task)
+    task = Task(rows, reward, PROMPTS, **task_options)
     held_out = rows if config.eval_every else None
     return CoryTrainer(
         config, make_agents(config), task, eval_dataset=held_out, callbacks=callbacks
@@ -304,12 +304,12 @@ def make_trainer(config, reward=count_good, callbacks=(), **of_task):
 
 
 def run_iteration(trainer, k: int) -> list[dict]:
-    """Runs iteration `k` outside of `train`; its metrics, a record per role."""
+    """Runs iteration `k` without `train()` and returns its metrics, one record per role."""
     return trainer.iteration(k).records
 
 
 def optimizer_steps(agent) -> int:
-    """How many steps Adam has made."""
+    """Returns the number of steps that the agent's Adam has taken."""
     (steps,) = {int(state["step"]) for state in agent.learner.optimizer.state.values()}
     return steps
 
@@ -325,7 +325,7 @@ def calls(chains):
 
 
 class Finished(NamedTuple):
-    """A run that has ended, with its settings and its task."""
+    """A completed run with its settings and its task."""
 
     folder: Path
     config: Config
@@ -334,9 +334,9 @@ class Finished(NamedTuple):
 
 @pytest.fixture(scope="session")
 def finished(policy_folder, tmp_path_factory) -> Finished:
-    """One run of two iterations for all tests that need one: two agents, a task of its own from files.
+    """A completed run of two agents for two iterations, shared by all tests; its task is read from files.
 
-    Tests only read its folder, or change a copy.
+    Tests only read the run's folder or change a copy of it.
     """
     from cory.build import make_agents
     from cory.own_task import OwnConfig, OwnTaskConfig, make_task

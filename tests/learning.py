@@ -1,10 +1,10 @@
-"""What agents are given to learn from, and what they have learned."""
+"""Records the agents' training data and reads their trained weights."""
 
 import torch
 
 
 def spy(trainer):
-    """What each agent is given to learn from, by iteration: {agent: (rollouts, rewards)}."""
+    """Records the arguments of each `agent.learn`: a list with {agent: (rollouts, rewards)} per iteration."""
     seen = []
     for agent in trainer.agents:
 
@@ -24,5 +24,5 @@ def spy(trainer):
 
 
 def state(agent):
-    """A trained agent's weights as one vector."""
+    """Returns a trained agent's weights as one vector."""
     return torch.cat([p.detach().flatten() for p in agent.learner.model.parameters()])

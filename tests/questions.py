@@ -1,4 +1,4 @@
-"""A task whose branches have rows of their own: questions about each text."""
+"""A task with several questions about each text. Each branch answers the question of a different row."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ QUESTIONS = ["plot", "music", "acting"]
 
 
 def rows_of(texts, questions=QUESTIONS):
-    """A row for each question about each text; every answer is another."""
+    """Returns a row for each question about each text. All answers differ."""
     return [
         {"prompt": text, "question": question, "answer": f"good {number} {question}"}
         for number, text in enumerate(texts)
@@ -24,8 +24,8 @@ def rows_of(texts, questions=QUESTIONS):
 
 
 def make_questions(config, reward=count_good, callbacks=(), **changes) -> CoryTrainer:
-    """A trainer on ten texts, with as many questions about each as there are branches."""
-    if config.cory.credit == "information":  # responses may be as long as the answers
+    """Returns a trainer on ten texts, with one question per branch about each."""
+    if config.cory.credit == "information":  # the length limit must fit the answers
         sampling = replace(config.sampling, min_new_tokens=10, max_new_tokens=10)
         config = replace(config, sampling=sampling)
     texts = [" ".join(text.split()[:4]) for text in sentences(10)]

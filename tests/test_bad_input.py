@@ -1,4 +1,4 @@
-"""Bad input: an error of one line that names the setting and what is wrong, before training time is spent."""
+"""Bad input is refused before training, with one line that names the setting and the mistake."""
 
 import json
 import shutil
@@ -43,9 +43,9 @@ def task_of(prompts):
 
 
 @pytest.mark.parametrize("offline", [True, False])
-def test_unreachable_hub(offline, monkeypatch):
+def test_a_hub_model_is_refused_quickly_if_the_hub_is_unreachable(offline, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
-    # Nobody listens there.
+    # No server listens on this port.
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     waits = []
     monkeypatch.setattr(time, "sleep", waits.append)
@@ -54,7 +54,7 @@ def test_unreachable_hub(offline, monkeypatch):
     assert sum(waits) < 10  # seconds
 
 
-def test_a_model_that_the_hub_refuses(monkeypatch):
+def test_the_hubs_reason_for_refusing_a_model_is_shown(monkeypatch):
     def refuse(*args, **kwargs):
         request = httpx.Request("GET", "http://127.0.0.1")
         raise GatedRepoError("the reason", response=httpx.Response(403, request=request))
@@ -70,7 +70,7 @@ def test_a_local_folder_has_no_revision(policy_folder):
 
 
 def change_weights(folder, change, file="model.safetensors"):
-    """Rewrites a folder's weights after `change`, which gets them by name."""
+    """Applies `change` to a folder's {name: tensor} and saves the result."""
     tensors = load_file(folder / file)
     change(tensors)
     save_file(tensors, folder / file, {"format": "pt"})
@@ -86,7 +86,7 @@ def reshaped(name):
 
 
 def in_shards(folder):
-    """Of which one is missing."""
+    """Saves the model in shards and deletes one of them."""
     AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder, max_shard_size="40KB")
     (folder / "model.safetensors").unlink()
     load_policy(ModelConfig(str(folder)))
@@ -94,7 +94,7 @@ def in_shards(folder):
 
 
 def without_tokenizer(folder):
-    """transformers makes up an empty one for some models."""
+    """Deletes the tokenizer, for which transformers would substitute an empty one for some models."""
     for file in folder.glob("tokenizer*"):
         file.unlink()
 
@@ -104,17 +104,17 @@ def without_vocabulary(folder):
 
 
 def narrowed(folder):
-    """Its tokenizer has more ids than it has embeddings."""
+    """Saves a model with fewer embeddings than its tokenizer has ids."""
     make_gpt2(range(300)).save_pretrained(folder)
 
 
 def headless(folder):
-    """A plain DistilBERT, whose config.json has labels: transformers makes up the head."""
+    """Saves the classifier without its head, which transformers would initialise randomly."""
     model = DistilBertForSequenceClassification.from_pretrained(folder)
     model.distilbert.save_pretrained(folder)
 
 
-# Which model, what is done to its folder, what the error names.
+# By case: the model, a change to its folder, a pattern for the error.
 FOLDERS = {
     "no folder": ("policy", shutil.rmtree, ""),
     "no model": ("policy", lambda folder: [file.unlink() for file in folder.iterdir()], ""),
@@ -144,7 +144,7 @@ def test_a_broken_model_is_refused(name, request, tmp_path):
 
 
 def test_base_model_with_a_tied_head_is_complete(policy_folder, tmp_path):
-    """As the Hub's GPT2: saved without the head, whose weights are the embedding's, and without its prefix."""
+    """The Hub's GPT-2 is saved without the head, which is tied to the embedding, and without name prefixes."""
     shutil.copytree(policy_folder, tmp_path / "model")
     policy, _ = load_policy(ModelConfig(str(policy_folder)))
     assert policy.lm_head.weight is policy.transformer.wte.weight
@@ -160,7 +160,7 @@ def test_base_model_with_a_tied_head_is_complete(policy_folder, tmp_path):
 
 @pytest.fixture
 def adapter_folder(llama_folder, tmp_path):
-    """A LoRA adapter, none of whose weights is 0, and an output layer that is saved whole beside it."""
+    """A LoRA adapter without zero weights, saved together with a whole output layer."""
     base, _ = load_policy(ModelConfig(str(llama_folder)))
     settings = LoraConfig(
         task_type="CAUSAL_LM",
@@ -201,16 +201,16 @@ def test_an_adapter_that_does_not_fit_its_base_is_refused(adapter_folder, name):
         load_policy(ModelConfig(str(adapter_folder)))
 
 
-def test_tokenizer_without_a_pad_token_is_handled(policy_folder, config, tmp_path):
+def test_a_tokenizer_without_a_pad_token_pads_with_the_end_token(policy_folder, config, tmp_path):
     shutil.copytree(policy_folder, tmp_path / "model")
     file = tmp_path / "model/tokenizer_config.json"
     settings = json.loads(file.read_text())
     del settings["pad_token"]
     file.write_text(json.dumps(settings))
     config.model.name = str(tmp_path / "model")
-    one = make_trainer(config)
-    assert one.agents[0].tokenizer.pad_token == one.agents[0].tokenizer.eos_token
-    padded = run_iteration(one, 0)
+    trainer = make_trainer(config)
+    assert trainer.agents[0].tokenizer.pad_token == trainer.agents[0].tokenizer.eos_token
+    padded = run_iteration(trainer, 0)
     config.model.name = str(policy_folder)
     assert padded == run_iteration(make_trainer(config), 0)
 
@@ -220,12 +220,12 @@ def test_tokenizer_without_a_pad_token_is_handled(policy_folder, config, tmp_pat
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:7", "mps", "meta", "cuda:01"])
 @pytest.mark.skipif(torch.cuda.device_count() > 7, reason="this machine has the device")
-def test_absent_device(device):
+def test_a_device_that_does_not_exist_is_refused(device):
     with refuses(rf"^device: .*{device}"):
         choose_device(device)
 
 
-def test_variables_that_torchrun_would_not_set(monkeypatch):
+def test_wrong_environment_variables_of_torchrun_are_refused(monkeypatch):
     variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"}
     for name, value in {**variables, "MASTER_PORT": "abc"}.items():
         monkeypatch.setenv(name, value)
@@ -236,7 +236,7 @@ def test_variables_that_torchrun_would_not_set(monkeypatch):
 
 
 @pytest.mark.parametrize(("device", "processes"), [("cuda:0", 2), ("cuda", 3)])
-def test_processes_that_would_share_a_gpu(monkeypatch, device, processes):
+def test_processes_that_would_share_a_gpu_are_refused(monkeypatch, device, processes):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     monkeypatch.setenv("LOCAL_RANK", str(processes - 1))
@@ -244,7 +244,7 @@ def test_processes_that_would_share_a_gpu(monkeypatch, device, processes):
         choose_device(device)
 
 
-def test_each_process_has_a_gpu(monkeypatch):
+def test_each_process_gets_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for name in ("LOCAL_WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -254,7 +254,7 @@ def test_each_process_has_a_gpu(monkeypatch):
     assert choose_device("auto") == torch.device("cuda:1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert choose_device("auto") == torch.device("cuda:1")
-    # torchrun --virtual-local-rank: each process sees one GPU, and has the number 0.
+    # With torchrun --virtual-local-rank, each process sees one GPU and has local rank 0.
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("LOCAL_RANK", "0")
     assert choose_device("auto") == torch.device("cuda:0")
@@ -263,7 +263,7 @@ def test_each_process_has_a_gpu(monkeypatch):
 # Data and prompts
 
 
-def test_reviews_that_are_no_texts_or_too_short(reviews, tokenizer, tmp_path):
+def test_reviews_that_are_not_texts_or_too_short_are_refused(reviews, tokenizer, tmp_path):
     data = tmp_path / "train.jsonl"
     data.write_text('{"stars": 1}\n{"stars": 2}\n')
     settings = ImdbTaskConfig(dataset=str(data), text_column="stars", min_chars=0)
@@ -279,7 +279,7 @@ def test_reviews_that_are_no_texts_or_too_short(reviews, tokenizer, tmp_path):
         ({"prompt": ["good", ""]}, PROMPTS, "'prompt', row 2"),
         ({"prompt": ["good", None]}, PROMPTS, "'prompt', row 2"),
         ({"text": ["a"]}, PROMPTS, "'prompt'.*'text'"),
-        # Of the columns, the one that a template names counts.
+        # Only columns that a template names must have values.
         (
             {"prompt": ["a", "b"], "hint": ["x", None], "other": [None, 1]},
             RolePrompts("{prompt}{hint}"),
@@ -296,7 +296,7 @@ def test_rows_without_a_value_are_refused(columns, prompts, match):
     ("words", "longest", "match"),
     [
         (95, 6, r"1 of 9 rows .*task\.max_prompt_tokens"),
-        (50, 6, r"1 of 9 rows"),  # they fit once, but the observer reads them twice
+        (50, 6, r"1 of 9 rows"),  # the prompt fits once, but the observer reads it twice
         (1, 90, "9 of 9 rows"),
     ],
 )
@@ -308,7 +308,7 @@ def test_prompts_longer_than_the_context_are_refused(config, words, longest, mat
         CoryTrainer(config, make_agents(config), task_of(rows))
 
 
-def test_the_longest_prompt_that_fits_is_named(config):
+def test_the_error_names_the_longest_prompt_that_fits(config):
     rows = sentences(9)
     rows[5] = "good " * 2000
     agents = make_agents(config)
@@ -331,7 +331,7 @@ def test_the_longest_prompt_that_fits_is_named(config):
         ("{prompt}", "{prompt}{response:.3}"),
     ],
 )
-def test_bad_templates(pioneer, observer):
+def test_bad_templates_are_refused(pioneer, observer):
     role = "observer" if pioneer == "{prompt}" else "pioneer"
     with refuses(f"^{role} prompt: "):
         RolePrompts(pioneer, observer)
@@ -351,6 +351,6 @@ def test_bad_templates(pioneer, observer):
         ("cory.credit", lambda _: assign_credit([torch.ones(4)] * 2, "polynomial")),
     ],
 )
-def test_mistakes_in_python_are_refused_by_their_key(config, key, use):
+def test_mistakes_in_python_code_are_refused_by_their_key(config, key, use):
     with refuses(rf"^{key}: "):
         use(config)

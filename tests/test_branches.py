@@ -1,4 +1,4 @@
-"""Branches: several observers after each response of the pioneer."""
+"""Branches: several observer responses to each pioneer response."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_observers_answer_after_the_same_response(config, changes):
     for row, prompt in enumerate(second.prompts):
         query, response = first.prompts[row // 2], first.completions[row // 2]
         assert prompt == f'Improve "{query}{response}": {query}'
-    assert len(set(second.completions)) == 8  # each draws for itself
+    assert len(set(second.completions)) == 8  # observers sample independently
 
     r1, r2 = iteration.task_rewards
     learned = [rewards for given in seen[0].values() for rewards in given[1]]
@@ -40,7 +40,7 @@ def test_observers_answer_after_the_same_response(config, changes):
     for agent, old in zip(trainer.agents, before, strict=True):
         assert not torch.equal(state(agent), old)
 
-    # Statistics are over each role's own responses.
+    # A role's statistics cover only its own responses.
     for record, rollout in zip(iteration.records, iteration.rollouts, strict=True):
         mean = sum(map(len, rollout.response_ids)) / len(rollout.response_ids)
         assert record["response_tokens"] == pytest.approx(mean)
@@ -55,7 +55,7 @@ def test_observers_answer_after_the_same_response(config, changes):
     ids=["two agents", "shared"],
 )
 def test_no_mini_batch_is_empty(config, changes, expected):
-    """Mini-batches of one row, four to a step: the pioneer's 6 rows make one step, not two with 3 each."""
+    """With steps of 4 mini-batches of one row, the pioneer's 6 rows make a single step."""
     ppo = replace(
         config.ppo, batch_size=12, mini_batch_size=1, gradient_accumulation_steps=4, ppo_epochs=1
     )
@@ -72,20 +72,20 @@ def test_no_mini_batch_is_empty(config, changes, expected):
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-def test_both_roles_of_one_agent_count_alike(config, algorithm):
-    """By plain gradient steps, an agent in both roles moves by the mean of what each role alone would move it.
+def test_both_roles_of_one_agent_have_the_same_weight(config, algorithm):
+    """With plain gradient steps, an agent in both roles moves by the mean of the two single-role updates.
 
-    The KL and PPO's value loss have a part in it, as the policy differs from its reference.
+    The policy differs from its reference, so that the KL and PPO's value loss also count.
     """
     ppo = replace(config.ppo, ppo_epochs=1, init_kl_coef=5.0, vf_coef=1.0)
-    # PPO's losses are means over tokens, so that roles count alike if their responses are equally long.
+    # PPO's losses are means over tokens, so roles have the same weight only if their responses are equally long.
     config = replace(config, branches=4, ppo=ppo, sampling=SamplingConfig(6, 6))
     config = replace(config, algorithm=algorithm, group_size=2 if algorithm == "grpo" else "auto")
     moved = []
-    for held in ([0, 1], [0], [1]):
+    for roles in ([0, 1], [0], [1]):
         trainer = make_trainer(replace(config, cory=SHARED))
         (agent,) = trainer.agents
-        agent.learner.mini_batch_size = 16  # so that all rows make one step
+        agent.learner.mini_batch_size = 16  # all rows make one step
         agent.learner.optimizer = torch.optim.SGD(agent.learner.model_params, lr=1e-3)
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
@@ -93,16 +93,16 @@ def test_both_roles_of_one_agent_count_alike(config, algorithm):
                 parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
         before, learn = state(agent), agent.learn
 
-        def only(rollouts, rewards, *args, held=held, learn=learn):
-            chosen = ([rollouts[role] for role in held], [rewards[role] for role in held])
+        def learn_roles(rollouts, rewards, *args, roles=roles, learn=learn):
+            chosen = ([rollouts[role] for role in roles], [rewards[role] for role in roles])
             stats = learn(*chosen, *args)
-            return stats if len(held) == 2 else stats * 2
+            return stats if len(roles) == 2 else stats * 2
 
-        agent.learn = only
+        agent.learn = learn_roles
         trainer.iteration(0)
         moved.append((state(agent) - before).double())
     both, first, second = moved
-    assert (both - (first + second) / 2).norm() < 1e-3 * both.norm()  # rounding
+    assert (both - (first + second) / 2).norm() < 1e-3 * both.norm()  # equal up to rounding
     assert (both - first).norm() > 0.1 * both.norm()
 
 

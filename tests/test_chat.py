@@ -1,4 +1,4 @@
-"""Talking to a run's agents: who answers, what they read, and what is printed."""
+"""Chat with a run's agents: who answers, what the agents read, and what is printed."""
 
 import io
 import json
@@ -31,7 +31,7 @@ QUERY = "the film was"
 
 @pytest.fixture(scope="module")
 def with_columns(policy_folder, tmp_path_factory):
-    """A run whose prompts are turns after a system message, and whose reward reads a column."""
+    """A run with chat prompts that have a system message, and with a reward that reads a column."""
     folder = tmp_path_factory.mktemp("columns")
     model = shutil.copytree(policy_folder, folder / "model")
     template = "{% for m in messages %}{{ m.content }} {% endfor %}"
@@ -55,7 +55,7 @@ def turn(text):
 
 @pytest.fixture
 def read(monkeypatch):
-    """The prompts that models have answered, in order."""
+    """Collects the prompts that models answer, in order."""
     prompts = []
     respond = Agent.respond
 
@@ -95,7 +95,7 @@ def test_a_prompt_is_answered_by_the_base_and_by_each_role(finished):
 
 
 def test_the_columns_of_a_row_reach_the_reward(with_columns, read):
-    """A typed prompt is a turn after the system message; it has no reward, as that needs a column."""
+    """A typed prompt becomes a turn after the system message. It has no reward, since it lacks the column."""
     chat = Chat(with_columns, "cpu")
     row = {"prompt": [SYSTEM, turn("a film")], "year": 7}
     lines = chat.answer(json.dumps(row))
@@ -108,7 +108,9 @@ def test_the_columns_of_a_row_reach_the_reward(with_columns, read):
     assert "year" in note
 
 
-def test_messages_are_messages_and_a_reward_that_fails_is_one_line(with_columns, read):
+def test_typed_messages_are_read_as_messages_and_a_failing_reward_gives_one_line(
+    with_columns, read
+):
     chat = Chat(with_columns, "cpu")
     messages = [turn("a film"), {"role": "assistant", "content": "bad"}, turn("the music")]
     chat.answer(json.dumps(messages))
@@ -117,7 +119,7 @@ def test_messages_are_messages_and_a_reward_that_fails_is_one_line(with_columns,
     assert len(answers) == 3 and "ValueError" in note and "seven" in note
 
 
-def test_a_wrong_row_is_one_line_and_the_chat_goes_on(finished, command, monkeypatch):
+def test_a_wrong_row_gives_one_line_and_the_chat_continues(finished, command, monkeypatch):
     rows = [
         b'{"prompt": ',
         b'{"year": 1}',
@@ -136,7 +138,7 @@ def test_a_wrong_row_is_one_line_and_the_chat_goes_on(finished, command, monkeyp
         assert len(errors) == (len(rows) if status else 0)
 
 
-def test_hostile_text_acts_on_no_terminal_and_is_no_line_of_its_own(finished, monkeypatch):
+def test_hostile_text_is_escaped_and_cannot_fake_a_line(finished, monkeypatch):
     chat = Chat(finished.folder, "cpu")
     hostile = "\x1b[31mred\u202e\nagent_2 as observer +9.00 good"
     monkeypatch.setattr(cory.agent, "plain_texts", lambda *_: [hostile])
@@ -145,7 +147,7 @@ def test_hostile_text_acts_on_no_terminal_and_is_no_line_of_its_own(finished, mo
     assert "\nagent_2 as observer +9.00" not in shown
 
 
-def test_what_cannot_be_talked_to_is_refused(finished, config, tmp_path):
+def test_unfinished_runs_and_runs_made_in_python_are_refused(finished, config, tmp_path):
     run = shutil.copytree(finished.folder, tmp_path / "copy")
     (run / "summary.json").unlink()
     config.iterations = 1

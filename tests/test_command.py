@@ -1,4 +1,4 @@
-"""Command lines and files: what is read, and what is refused, by its key."""
+"""Settings from command lines and files: how they are read, and how errors name the wrong key."""
 
 import json
 import os
@@ -32,7 +32,7 @@ TINY = "configs/imdb/tiny.yaml"
 
 
 def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
-    """The message about a command line."""
+    """Returns the error message for a command line."""
     with pytest.raises(UserError) as error:
         load(kind, default, argv)
     assert "\n" not in str(error.value)
@@ -45,7 +45,7 @@ def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
 @pytest.mark.parametrize(
     ("key", "flags"),
     [
-        # another type
+        # wrong type
         ("seed", "--seed many"),
         ("seed", "--seed="),
         ("seed", "--seed"),
@@ -62,7 +62,7 @@ def refused(*argv: str, kind=ImdbConfig, default=None) -> str:
         ("sampling.engine_url", "--sampling.engine_url http://localhost:99999"),
         ("agents.1.lora.rank", "--agents=[{},{lora: {rank: -1}}]"),
         ("roles.0.name", "--roles=[{name: class},{}]"),
-        # no key
+        # unknown key
         ("ppo.batch_sise", "--ppo.batch_sise 3"),
         ("seed=3", "seed=3"),
         ("ppo", "--ppo {}"),
@@ -110,7 +110,7 @@ def test_a_wrong_command_line_is_refused_by_its_key(key, flags):
         (": iterations", "iterations: 0x1F"),
         (": ppo.batch_size.x", "ppo: {batch_size.x: 2}"),
         (": sampling.max_new_tokens", "sampling: {max_new_tokens: 2}"),
-        # no mapping of keys
+        # not a mapping of keys
         (", line 3", "ppo: {gamma: 0.5}\nseed: 1\nppo:\n  batch_size: 8\n"),
         (", line 2", "ppo: [1\n"),
         ("", "- 1"),
@@ -119,19 +119,19 @@ def test_a_wrong_command_line_is_refused_by_its_key(key, flags):
         ("", "seed: \ud800"),
     ],
 )  # fmt: skip
-def test_a_wrong_file_is_refused_by_its_name_and_the_key(place, text, tmp_path):
+def test_a_wrong_file_is_refused_with_its_name_and_key(place, text, tmp_path):
     file = tmp_path / "bad.yaml"
     file.write_bytes(text.encode("utf-8", "surrogatepass"))
     assert refused("--config", str(file)).startswith(f"{file}{place}: ")
 
 
-def test_a_flag_given_twice_is_said_and_the_last_one_counts(capsys):
+def test_a_flag_given_twice_is_reported_and_the_last_one_counts(capsys):
     config = load(ImdbConfig, None, ["--seed", "1", "--iterations", "2", "--seed=3"])
     assert (config.seed, config.iterations) == (3, 2)
     assert "--seed is given several times" in capsys.readouterr().err
 
 
-def test_a_flag_is_no_mistake_of_the_file(tmp_path):
+def test_a_wrong_flag_is_not_blamed_on_the_file(tmp_path):
     file = tmp_path / "good.yaml"
     file.write_text("ppo: {batch_size: 512}\n")
     assert refused("--config", str(file), "--ppo.batch_size", "-1").startswith("ppo.batch_size: ")
@@ -168,7 +168,7 @@ def test_the_nearest_key_is_named(tmp_path):
         (["--task.reward_weights", "[1, 0.5]", "--task.reward=[a.py:b, c.py:d]"], "task.reward_weights", [1.0, 0.5]),
     ],
 )  # fmt: skip
-def test_flags_are_read_as_their_keys_take_them(flags, key, value):
+def test_flags_are_read_with_the_type_of_their_key(flags, key, value):
     config = load(OwnConfig, None, flags)
     for name in key.split("."):
         config = getattr(config, name)
@@ -176,7 +176,7 @@ def test_flags_are_read_as_their_keys_take_them(flags, key, value):
 
 
 def test_texts_of_mappings_stay_texts(tmp_path):
-    """Of a file and of a flag."""
+    """Texts such as "12" or "null" stay texts in roles from a file and from a flag."""
     prompts = ["Question: {prompt}", "12", "2026-01-31", "null"]
     roles = [{"prompt": prompt} for prompt in prompts]
     file = tmp_path / "roles.yaml"
@@ -198,7 +198,7 @@ def test_a_file_replaces_the_default_file(tmp_path):
         ImdbConfig().model.name,
     )
     assert load(ImdbConfig, TINY, []).ppo.batch_size == 64
-    # What the class of a task has in place of other defaults stays beneath.
+    # The defaults of the task's class still apply.
     file.write_text("ppo: {ppo_epochs: 1}\n")
     config = load(Gsm8kConfig, None, ["--config", str(file), "--ppo.lam", "1"])
     assert (config.ppo.batch_size, config.ppo.init_kl_coef, config.lora.rank) == (32, 0.01, 16)
@@ -211,7 +211,7 @@ def test_shipped_files_are_found_from_elsewhere(tmp_path, monkeypatch):
     assert config.model.name == "openai-community/gpt2-large"
 
 
-def test_resume_takes_the_settings_of_the_run(tmp_path):
+def test_resume_uses_the_settings_of_the_run(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("seed: 7\n")
@@ -220,7 +220,7 @@ def test_resume_takes_the_settings_of_the_run(tmp_path):
     assert refused("--resume", str(run), "--output", "elsewhere").startswith("output: ")
     (run / "config.yaml").write_text("itertions: 7\n")
     assert refused("--resume", str(run)).startswith(f"{run / 'config.yaml'}: itertions: ")
-    # of another script
+    # Runs made by another script are refused.
     (run / "config.yaml").write_text("cory: {num_agents: 2}\n")
     with pytest.raises(UserError, match=r"^cory\.num_agents: expected 1 .* got 2$"):
         load(ImdbConfig, TINY, ["--resume", str(run)], single_agent=True)
@@ -255,7 +255,7 @@ def test_settings_are_checked_before_they_are_printed(capsys):
         assert capsys.readouterr().out == ""
 
 
-def test_printed_settings_are_a_file_of_the_same_settings(tmp_path, capsys):
+def test_printed_settings_can_be_read_as_a_file(tmp_path, capsys):
     flags = ["--sampling.stop", "['1e3', '\\n']", "--task.observer_prompt", "a\x85b\u2028c\n d"]
     with pytest.raises(SystemExit):
         read_config(ImdbConfig, TINY, argv=[*flags, "--print_config"])
@@ -277,7 +277,7 @@ def test_printed_settings_are_a_file_of_the_same_settings(tmp_path, capsys):
         (["--sampling.stop", '["\\n"]'], SamplingConfig, {"stop": ["\n"]}),
     ],
 )  # fmt: skip
-def test_an_evaluation_changes_keys_of_blocks(argv, block, values):
+def test_an_evaluations_flags_change_keys_of_the_runs_settings(argv, block, values):
     settings = parse_settings(None, None, ["run", *argv, "--samples", "2"])
     assert (settings.models, settings.samples) == (["run"], 2)
     assert flag_values(block, getattr(settings, block.block)) == values
@@ -292,14 +292,14 @@ def test_an_evaluation_changes_keys_of_blocks(argv, block, values):
         (["--samples", "0"], "samples"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_in_an_evaluation_is_named(argv, key):
+def test_a_wrong_evaluation_flag_is_named(argv, key):
     with pytest.raises(UserError) as error:
         changed(SamplingConfig(), parse_settings(None, None, ["run", *argv]).sampling)
     assert str(error.value).startswith(f"{key}: ")
 
 
-def test_a_name_that_is_no_key_is_unknown():
-    for key in ("rewards", "check", "block"):  # a property, a method, of the class
+def test_other_attributes_of_a_settings_class_are_no_keys():
+    for key in ("rewards", "check", "block"):  # a property, a method, a class attribute
         with pytest.raises(UserError, match=f"^task.{key}: "):
             changed(OwnTaskConfig(), {key: "x"})
 
@@ -321,7 +321,7 @@ def name(*flags: str, single_agent: bool = False) -> str:
             ["--iterations", "7", "--tracker", "tensorboard", "--checkpoint.keep=3"],
             "imdb_cory_tiny",
         ),
-        (["--cory.credit", "collective"], "imdb_cory_tiny"),  # as the file has it
+        (["--cory.credit", "collective"], "imdb_cory_tiny"),  # the same value as in the file
         (
             ["--seed", "3", "--algorithm", "grpo", "--group_size", "4"],
             "imdb_cory_tiny-algorithm=grpo-group_size=4-seed3",
@@ -329,13 +329,11 @@ def name(*flags: str, single_agent: bool = False) -> str:
         (["--model.name", "/a/b c/my model"], "imdb_cory_tiny-name=my_model"),
     ],
 )
-def test_a_runs_name_has_what_differs_from_its_file(flags, expected):
+def test_a_runs_name_lists_differences_from_its_file(flags, expected):
     assert name(*flags) == expected
 
 
-def test_a_run_of_another_runs_settings_is_named_by_it_from_wherever_it_is_made(
-    tmp_path, monkeypatch
-):
+def test_a_run_with_another_runs_settings_is_named_after_that_run(tmp_path, monkeypatch):
     run = tmp_path / "first"
     run.mkdir()
     (run / "config.yaml").write_text("seed: 3\n")
@@ -345,27 +343,24 @@ def test_a_run_of_another_runs_settings_is_named_by_it_from_wherever_it_is_made(
         assert read_config(ImdbConfig, file, "imdb_cory", argv=[])[1] == "first"
 
 
-def test_names_are_those_of_folders():
+def test_run_names_are_valid_folder_names():
     for value in ("../../etc", "a/b", "a\\b", "é" * 300, "x\n", ".", "{prompt}: {response}?"):
-        made = run_name("cory", {"task.observer_prompt": value})
-        assert (
-            len(made) <= LONGEST
-            and "/" not in made
-            and "\\" not in made
-            and Path(made).name == made
-        )
+        folder_name = run_name("cory", {"task.observer_prompt": value})
+        assert len(folder_name) <= LONGEST
+        assert "/" not in folder_name and "\\" not in folder_name
+        assert Path(folder_name).name == folder_name
 
 
-def test_a_long_name_has_whole_parts_and_its_seed():
+def test_a_long_name_keeps_whole_parts_and_the_seed():
     values = {f"task.key_{n}": f"{n}" * 30 for n in range(9)} | {"ppo.batch_size": 16, "seed": 3}
-    made = run_name("imdb_cory_tiny", values)
-    assert len(made) <= LONGEST and made.endswith("-seed3")
-    assert {*made.split("-")} < {
+    long_name = run_name("imdb_cory_tiny", values)
+    assert len(long_name) <= LONGEST and long_name.endswith("-seed3")
+    assert {*long_name.split("-")} < {
         "imdb_cory_tiny", "batch_size=16", "seed3", *(f"key_{n}={n}".ljust(36, f"{n}") for n in range(9)),
     }  # fmt: skip
 
 
-def test_an_evaluation_is_named_by_what_its_runs_differ_in():
+def test_an_evaluation_is_named_after_its_runs_differences():
     models = [f"runs/imdb_cory_tiny{credit}-batch_size=16-seed3" for credit in ("", "-credit=own")]
     assert evaluation_name(models) == "evaluation-imdb_cory_tiny-credit=own"
     assert evaluation_name(models[1:]) == "evaluation-imdb_cory_tiny-credit=own-batch_size=16-seed3"
@@ -378,12 +373,12 @@ def test_an_evaluation_of_many_runs_has_a_short_name():
 # How a command ends
 
 
-def test_a_block_is_no_flag_but_its_keys_are():
+def test_the_error_for_a_block_as_flag_names_its_keys():
     assert "ppo.learning_rate" in refused("--ppo", "{}")
 
 
 @pytest.mark.parametrize("kind", [OSError, SafetensorError])
-def test_a_full_disk_is_one_line(kind, capsys):
+def test_a_full_disk_gives_one_line(kind, capsys):
     def work():
         raise kind("[Errno 28] No space left on device")
 
@@ -392,7 +387,7 @@ def test_a_full_disk_is_one_line(kind, capsys):
     assert capsys.readouterr().err == "error: [Errno 28] No space left on device\n"
 
 
-def test_a_terminal_without_a_letter_shows_its_number():
+def test_a_character_that_the_terminal_lacks_is_escaped():
     code = "from cory.command import main\nmain(lambda: print('Le caf\\u00e9'))"
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -401,9 +396,9 @@ def test_a_terminal_without_a_letter_shows_its_number():
     assert done.stdout == "Le caf\\xe9\n"
 
 
-# A configuration is data
+# A configuration is data and runs no code
 
-# A module that can be imported, and says so by a file.
+# Importing this module creates a file.
 MARKER = "from pathlib import Path\n(Path(__file__).parent / 'imported').touch()\n"
 CODE = {"class_path": "code_marker.Thing", "init_args": {"a": 1}}
 TAG = "!!python/object/apply:code_marker.run []"
@@ -424,7 +419,7 @@ COMMANDS = {
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Writes a text to a file, which any of the commands reads, and to a run's folder."""
+    """Returns a function that writes a text to own.yaml and to a run's config.yaml."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "code_marker.py").write_text(MARKER)
@@ -459,10 +454,10 @@ def test_a_command_imports_nothing_that_a_file_names(name, write, command):
         assert ended.status == 2 and ended.error.startswith("error: "), ended.error
 
 
-# By design, a command runs the files that a run names for its rewards, metrics and callbacks. It says so first.
+# By design, a command runs the files that a run names for rewards, metrics and callbacks. It announces them first.
 @pytest.fixture
 def reward_file(write):
-    """A run whose reward is that of a file, which ends the command once it is run."""
+    """A run whose reward is a file that ends the command when it is executed."""
     task = {"dataset": "rows.jsonl", "eval_dataset": "rows.jsonl", "reward": "rewards.py:reward"}
     write(yaml.safe_dump(SETTINGS | {"task": task, "fingerprint": {"task": "own"}}))
     Path("rows.jsonl").write_text('{"prompt": "a"}\n' * 99)

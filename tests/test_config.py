@@ -1,4 +1,4 @@
-"""Settings: the shipped files, what an entry changes, and what is refused, by its key."""
+"""Settings: the configuration files, settings of single agents, and errors that name the key."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -50,28 +50,28 @@ def flat(tree, prefix=""):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
-def test_a_shipped_file_is_short_and_accepted(file):
+def test_a_configuration_file_is_minimal_and_valid(file):
     kind = KINDS[file.parent.name]
-    # It states only what differs from the defaults.
+    # The file states only differences from the defaults.
     defaults = dict(flat(asdict(kind())))
     stated = dict(flat(yaml.safe_load(file.read_text())))
     assert [key for key, value in stated.items() if defaults[key] == value] == []
 
-    # CORY and PPO differ in the number of agents alone.
+    # CORY and PPO differ only in the number of agents.
     config = load(kind, None, ["--config", str(file)])
     cory = dict(flat(asdict(config)))
     ppo = dict(flat(asdict(load(kind, None, ["--config", str(file)], single_agent=True))))
     assert {key for key in cory if cory[key] != ppo[key]} == {"cory.num_agents"}
     assert (cory["cory.num_agents"], ppo["cory.num_agents"]) == (2, 1)
 
-    # Each role reads the query, the observer also the response.
+    # Both roles read the query, and the observer also reads the response.
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
     assert "Q1" in prompts.render(0, {"prompt": "Q1"}, None)
     observed = prompts.render(1, {"prompt": "Q1"}, ["R1"])
     assert "Q1" in observed and "R1" in observed
 
     assert config.model.name in (*MODELS, "tiny")
-    if config.lora.rank:  # an adapter on each of two narrow layers
+    if config.lora.rank:  # the default target modules exist in every layer
         sizes = {"num_hidden_layers": 2, "hidden_size": 32, "intermediate_size": 64}
         sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8}
         model = AutoModelForCausalLM.from_config(MODELS[config.model.name](vocab_size=320, **sizes))
@@ -119,13 +119,13 @@ FASTER = {"ppo.learning_rate": 1e-4}
         ),
     ],
 )  # fmt: skip
-def test_settings_of_the_paper_and_of_its_code(file, expected):
+def test_settings_of_the_paper_and_of_its_published_code(file, expected):
     config = load(KINDS[file.split("/")[0]], ROOT / f"configs/{file}.yaml", [])
     settings = dict(flat(asdict(config)))
     assert {key: settings[key] for key in expected} == expected
 
 
-def test_ppo_trains_the_first_agent_alone_whatever_the_file_says(tmp_path):
+def test_ppo_trains_only_the_first_agent_whatever_the_file_says(tmp_path):
     path = tmp_path / "three.yaml"
     path.write_text(
         "cory: {num_agents: 2, chain_length: 3}\nagents: [{learning_rate: 0.5}, {learning_rate: 0.25}]\n"
@@ -146,7 +146,7 @@ def test_ppo_trains_the_first_agent_alone_whatever_the_file_says(tmp_path):
             load(ImdbConfig, None, [f"--{key}=2"], single_agent=True)
 
 
-def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
+def test_an_entry_of_agents_changes_only_that_agents_settings():
     model = ModelConfig("policy", revision="v1", dtype="bfloat16")
     entries = [{"learning_rate": 0.5}, {"model": {"name": "partner"}, "trained": False}]
     config = Config(model=model, lora=LoraConfig(rank=4), agents=entries)
@@ -158,13 +158,13 @@ def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
     assert second.model == ModelConfig("partner", revision=None, dtype="bfloat16")
     assert (second.ppo.learning_rate, second.lora.rank) == (config.ppo.learning_rate, 0)
     assert config.model == model and config.lora.rank == 4
-    # Another name has no revision of the common one; the same name has.
+    # An agent keeps the common revision only if it names the same model.
     config.agents = [AgentConfig(model={"name": "policy"}), AgentConfig()]
     assert config.of_agent(0).model == model
 
-    # As config.yaml of a run has it.
+    # A run's config.yaml stores agents in this form.
     assert replace(config, agents=asdict(config)["agents"]) == config
-    # Quantized agents may have adapters of their own.
+    # Agents on a quantized base may each have an adapter.
     entries = [{"lora": {"rank": 8}}, {"lora": {"rank": 8}}]
     Config(model=ModelConfig("policy", quantization="4bit"), agents=entries).check()
 
@@ -181,8 +181,8 @@ def test_an_entry_of_agents_changes_the_settings_of_that_agent_alone():
         ("rloo", 4),
     ],
 )
-def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains):
-    """Of a whole file, too, as a run's config.yaml is: it says `auto`, as the command line did."""
+def test_group_size_auto_fits_the_algorithm(algorithm, chains):
+    """So `--algorithm` needs no further flag. A run's config.yaml keeps the value `auto`."""
     flag = ["--algorithm", algorithm]
     config = load(ImdbConfig, FILES[-1], flag)
     assert config.chains_per_query == chains
@@ -190,7 +190,7 @@ def test_a_learner_that_compares_a_group_needs_no_further_flag(algorithm, chains
     assert load(ImdbConfig, FILES[-1], [*flag, "--group_size", "2"]).chains_per_query == 2
 
 
-def test_a_value_is_checked_where_it_is_assigned():
+def test_a_value_is_checked_when_it_is_assigned():
     config = ImdbConfig()
     for assign, key in (
         (lambda: setattr(config.ppo, "batch_size", 1), "ppo.batch_size"),
@@ -235,7 +235,7 @@ def test_a_value_is_checked_where_it_is_assigned():
          {"model": ModelConfig("x", quantization="4bit"), "agents": [{"lora": {"rank": 8}}, {}]}),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_go_together_are_refused(config, key, changes):
+def test_incompatible_settings_are_refused_by_their_key(config, key, changes):
     with pytest.raises(UserError) as error:
         replace(config, **changes).check()
     assert str(error.value).startswith(f"{key}: ")

@@ -1,4 +1,4 @@
-"""Modes of credit: the same expected gradient, enumerated exactly, and what a run gives each role."""
+"""Credit modes: exact expected gradients by enumeration, and the rewards that a run gives each role."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ from study.credit import credited, unread
 
 
 def make_world(dependence: float, seed: int = 0, answers: int = 4, queries: int = 1) -> Chain:
-    """A random chain of two roles; `dependence` is how much the second heeds what it reads."""
+    """Returns a random chain of two roles. `dependence` scales the first response's effect on the second role."""
     generator = torch.Generator().manual_seed(seed)
     parts: list[tuple[Tensor, ...]] = []
     for _ in range(queries):
@@ -44,14 +44,15 @@ def make_world(dependence: float, seed: int = 0, answers: int = 4, queries: int 
 
 
 def mode_gradient(mode: str, chain: Chain) -> tuple[Tensor, float]:
-    """The mean of one chain's policy gradient under a mode of credit, without a baseline, and its variance."""
+    """Returns mean and variance of a single chain's policy gradient in a credit mode, without a baseline."""
     outcomes = groups(chain, (1, 1), unread(chain))
     estimate = moments(chain, outcomes, lambda part: credited(chain, part, mode))
     return torch.cat(estimate.means), sum(estimate.variances)
 
 
 @pytest.mark.parametrize("dependence", [0.0, 2.0])
-def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
+def test_the_expected_gradient_of_most_modes_is_that_of_the_summed_reward(dependence):
+    """Mean credit halves it, and own credit has it only if the second role ignores the first."""
     chain = make_world(dependence)
     wanted = torch.cat(chain.objective_gradient())
     means = {
@@ -70,23 +71,23 @@ def test_the_expected_gradient_is_that_of_the_teams_reward(dependence):
 
 
 def batch_gradient(algorithm: str, branches: int, chain: Chain, mode: str) -> Estimate:
-    """The policy gradient of a batch of two pioneers, with `branches` observers after each.
+    """Returns the policy gradient of a batch of two pioneer responses with `branches` observer responses each.
 
-    RLOO's pioneers share the query, which is the only one; for REINFORCE each draws one of two. REINFORCE subtracts the
-    mean of the batch, which includes the response itself, so what it gives is divided by (pioneers - 1) / pioneers; but
-    the mean of the other branches does not.
+    With RLOO, both pioneers answer the only query; with REINFORCE, each draws one of two queries. REINFORCE subtracts a
+    batch mean that includes the response itself, which shortens the gradient by (pioneers - 1) / pioneers. This is
+    undone here. A mean over the other branches leaves the response out and needs no correction.
     """
     pioneers = 2
-    stems = [subtrees(chain, (pioneers, branches), query) for query in range(chain.num_queries)]
-    drawn = concatenated([stem.scaled(1 / chain.num_queries) for stem in stems])
+    trees = [subtrees(chain, (pioneers, branches), query) for query in range(chain.num_queries)]
+    drawn = concatenated([tree.scaled(1 / chain.num_queries) for tree in trees])
     unbiased = pioneers / (pioneers - 1) if algorithm == "reinforce" else 1.0
 
     def advantages(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
-        """Of one outcome, by role, from the task rewards of its responses."""
+        """Returns each role's advantages in one outcome, from its task rewards."""
         credit = assign_credit([r1, r2], mode)
-        of_pioneers = group_advantages(credit[0], algorithm, pioneers) * unbiased
-        of_observers = group_advantages(credit[1], algorithm, pioneers, branches)
-        return of_pioneers, of_observers * (unbiased if branches == 1 else 1.0)
+        pioneer_advantages = group_advantages(credit[0], algorithm, pioneers) * unbiased
+        observer_advantages = group_advantages(credit[1], algorithm, pioneers, branches)
+        return pioneer_advantages, observer_advantages * (unbiased if branches == 1 else 1.0)
 
     return moments(
         chain,
@@ -96,60 +97,60 @@ def batch_gradient(algorithm: str, branches: int, chain: Chain, mode: str) -> Es
 
 
 @pytest.mark.parametrize(("algorithm", "mode"), [("reinforce", "collective"), ("rloo", "causal")])
-def test_branches_leave_the_expected_gradient_as_it_is(algorithm, mode):
+def test_branches_do_not_change_the_expected_gradient(algorithm, mode):
     chain = make_world(2.0, 3, 3, 2 if algorithm == "reinforce" else 1)
     wanted = torch.cat(chain.objective_gradient())
     batches = {branches: batch_gradient(algorithm, branches, chain, mode) for branches in (1, 2)}
     for batch in batches.values():
         assert torch.allclose(torch.cat(batch.means), wanted, atol=1e-12, rtol=0)
-    # As many pioneers, each with more observers: less variance for both.
+    # With the same number of pioneers, more observers reduce both roles' variance.
     assert all(
         two < one for two, one in zip(batches[2].variances, batches[1].variances, strict=True)
     )
 
 
-def test_branches_with_rows_of_their_own_have_the_gradient_of_the_mean_over_the_rows():
-    """And less variance at equal pioneers: than one observer of a row that is drawn, and than equally many of it."""
+def test_branches_with_different_rows_have_the_gradient_of_the_mean_over_rows():
+    """The pioneer's variance is lower than with one observer, or as many observers, on a single drawn row."""
     questions = 3
     chain = make_world(2.0, 0, 3, questions)
-    # The pioneer answers once for all questions, and does not see them.
+    # The pioneer answers once for all questions and does not see them.
     chain = Chain(
         (chain.policies[0][:1], chain.policies[1]),
         (chain.rewards[0][:1].expand(questions, -1), chain.rewards[1]),
     )
 
     def advantages(outcomes: Outcomes) -> tuple[Tensor, Tensor]:
-        return torch.vmap(of_outcome)(*task_rewards(chain, outcomes))
+        return torch.vmap(outcome_advantages)(*task_rewards(chain, outcomes))
 
-    def of_outcome(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
-        of_pioneer, of_observers = assign_credit([r1, r2], "causal")
+    def outcome_advantages(r1: Tensor, r2: Tensor) -> tuple[Tensor, Tensor]:
+        pioneer_credit, observer_credit = assign_credit([r1, r2], "causal")
         if len(r2) > 1:
-            of_observers = group_advantages(of_observers, "rloo", 1, len(r2))
-        return of_pioneer, of_observers
+            observer_credit = group_advantages(observer_credit, "rloo", 1, len(r2))
+        return pioneer_credit, observer_credit
 
     pioneer = response(chain, 0, 0, NOTHING)
     asked_all = []
     for answer in range(3):
-        of_answer = {name: column[[answer]] for name, column in pioneer.columns.items()}
-        outcomes = Outcomes(pioneer.chances[[answer]], of_answer)
+        columns = {name: column[[answer]] for name, column in pioneer.columns.items()}
+        outcomes = Outcomes(pioneer.chances[[answer]], columns)
         for question in range(questions):
             outcomes = crossed(outcomes, response(chain, 1, question, answer))
         asked_all.append(outcomes)
-    each = moments(chain, asked_all, advantages)
-    one = moments(chain, groups(chain, (1, 1)), advantages)
-    same = moments(chain, groups(chain, (1, questions)), advantages)
+    all_questions = moments(chain, asked_all, advantages)
+    one_question = moments(chain, groups(chain, (1, 1)), advantages)
+    repeated_question = moments(chain, groups(chain, (1, questions)), advantages)
     wanted = torch.cat(chain.objective_gradient())
-    for estimate in (each, one, same):
+    for estimate in (all_questions, one_question, repeated_question):
         assert torch.allclose(torch.cat(estimate.means), wanted, atol=1e-12, rtol=0)
-    assert each.variances[0] < same.variances[0] < one.variances[0]
+    assert all_questions.variances[0] < repeated_question.variances[0] < one_question.variances[0]
 
 
-def test_a_team_reward_comes_on_top_of_what_any_mode_says():
+def test_a_team_reward_is_added_to_any_modes_credit():
     r1 = torch.tensor([1.0, 2.0])
     r2 = torch.tensor([10.0, 20.0, 30.0, 50.0])
     team = torch.tensor([0.0, 100.0, 200.0, 400.0])
     unread = [torch.tensor([1.0, 1.0, 2.0, 2.0])]
-    told = [torch.tensor([0.5, 1.5, -3.0, 1.0])]
+    information = [torch.tensor([0.5, 1.5, -3.0, 1.0])]
     first = {
         "collective": [16.0, 42.0],
         "mean": [8.0, 21.0],
@@ -159,18 +160,18 @@ def test_a_team_reward_comes_on_top_of_what_any_mode_says():
         "information": [2.0, 1.0],
     }
     second = {"collective": [11.0, 21.0, 32.0, 52.0], "mean": [5.5, 10.5, 16.0, 26.0]}
-    for mode, of_pioneer in first.items():
-        rewards = assign_credit([r1, r2], mode, 1.0, unread, team, told)
-        # The mean over its observers.
-        assert rewards[0].tolist() == [of_pioneer[0] + 50, of_pioneer[1] + 300]
+    for mode, pioneer_credit in first.items():
+        rewards = assign_credit([r1, r2], mode, 1.0, unread, team, information)
+        # A pioneer gets the mean team reward over its observers.
+        assert rewards[0].tolist() == [pioneer_credit[0] + 50, pioneer_credit[1] + 300]
         assert rewards[1].tolist() == [
             a + b for a, b in zip(second.get(mode, r2.tolist()), team.tolist(), strict=True)
         ]
-        alone = assign_credit([r1, r2], mode, 1.0, unread, information=told)
-        assert alone[0].tolist() == of_pioneer
+        without_team = assign_credit([r1, r2], mode, 1.0, unread, information=information)
+        assert without_team[0].tolist() == pioneer_credit
 
 
-def test_counterfactual_credit_subtracts_what_the_observer_earns_unread(config):
+def test_counterfactual_credit_subtracts_the_observers_reward_without_the_first_response(config):
     cory = CoryConfig(credit="counterfactual", weight=0.5, exchange_period=0)
     trainer = make_trainer(replace(config, cory=cory))
     answered = []
@@ -212,29 +213,29 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
     assert [record["task_reward"] for record in records] == pytest.approx(
         [r1.mean().item(), r2.mean().item()]
     )
-    # Twice the rows in mini-batches of the same size.
+    # Both roles double the rows, and mini-batches keep their size.
     assert optimizer_steps(agent) == 2 * config.ppo.ppo_epochs
     lengths = [sum(map(len, rollout.response_ids)) / 8 for rollout in rollouts]
     assert [record["response_tokens"] for record in records] == pytest.approx(lengths)
     trainer.iteration(1)
     kls = [record["kl"] for record in run_iteration(trainer, 2)]
-    assert kls[0] > 0 and kls[1] > 0 and kls[0] != kls[1]  # each role's own
+    assert kls[0] > 0 and kls[1] > 0 and kls[0] != kls[1]  # the KL is recorded by role
 
 
-def test_chains_of_a_group_share_their_query_and_the_reward_learns_the_role(config):
-    got = {}
+def test_chains_of_a_group_share_their_query_and_the_reward_gets_the_role(config):
+    columns = {}
 
     def reward(prompts, completions, role, label):
-        got.update(prompts=prompts, role=role, label=label)
+        columns.update(prompts=prompts, role=role, label=label)
         return [float(len(text)) for text in completions]
 
     trainer = make_trainer(replace(config, algorithm="rloo", group_size=4), reward)
     seen = spy(trainer)
     trainer.iteration(0)
-    assert got["role"] == ["pioneer"] * 8 + ["observer"] * 8
-    first, second = got["label"][0], got["label"][4]
-    assert got["label"] == ([first] * 4 + [second] * 4) * 2 and first != second
-    assert got["prompts"][:4] == [trainer.task.dataset["prompt"][first]] * 4
+    assert columns["role"] == ["pioneer"] * 8 + ["observer"] * 8
+    first, second = columns["label"][0], columns["label"][4]
+    assert columns["label"] == ([first] * 4 + [second] * 4) * 2 and first != second
+    assert columns["prompts"][:4] == [trainer.task.dataset["prompt"][first]] * 4
     prompts, completions = (
         getattr(seen[0]["agent_2"][0][0], key) for key in ("prompts", "completions")
     )
@@ -242,7 +243,9 @@ def test_chains_of_a_group_share_their_query_and_the_reward_learns_the_role(conf
 
 
 @pytest.mark.parametrize(("credit", "flagged"), [("own", True), ("causal", False)])
-def test_equal_rewards_are_those_that_a_role_is_trained_on(config, credit, flagged):
+def test_the_flag_equal_rewards_looks_at_the_rewards_that_a_role_is_trained_on(
+    config, credit, flagged
+):
     def second_role_only(prompts, completions, role):
         earned = count_good(prompts, completions)
         return [
@@ -256,7 +259,7 @@ def test_equal_rewards_are_those_that_a_role_is_trained_on(config, credit, flagg
     assert "equal_rewards" not in observer["flags"]
 
 
-def test_answers_of_one_word_have_no_texts_that_collapse():
+def test_answers_of_one_word_are_not_flagged_as_collapsed():
     record = {"kl": 1.0, "dropped_steps": 0, "distinct_2": 0.0}
     rewards = torch.tensor([0.0, 1.0])
     assert flags(record, record, rewards, ["yes", "no"], kl_bound=10.0) == []

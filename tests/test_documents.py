@@ -1,8 +1,8 @@
-"""Commands and Python that README and docs show do what the pages say.
+"""Commands and Python code in README and docs work as the pages say.
 
-Executed: a first task of one's own (docs/own_task.md, from an empty folder to a report), and README's example
-(tests/test_repository.py). All other commands are read by the programs: files, keys and values must be right, and so
-many processes must be able to share the settings.
+docs/own_task.md is executed from an empty folder to a report, and tests/test_repository.py executes README's example.
+For all other commands, the programs only parse the arguments: files, keys and values must exist, and the settings must
+fit the number of processes.
 """
 
 import io
@@ -57,28 +57,28 @@ PLACEHOLDER = re.compile(r"path/to|FOLDER|CHECKOUT|my\.yaml|praise|RUN\b|FILE|NA
 
 
 def commands() -> list[tuple[str, str]]:
-    """Every command line that starts with python, torchrun or accelerate launch, without its comment, with its page."""
-    found = []
+    """Returns (page, command line) of all commands with python, torchrun or accelerate, without comments."""
+    commands_found = []
     for page in PAGES:
         text = page.read_text()
-        if FROZEN.search(text):  # its commands are those of another commit
+        if FROZEN.search(text):  # the page's commands belong to an older commit
             continue
         for block in re.findall(r"^```bash\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
             for line in block.replace("\\\n", " ").splitlines():
                 line = re.sub(r"\s+#.*", "", line).strip()
                 if line.startswith(("python ", "torchrun ", "accelerate ")) and "<<" not in line:
-                    found.append((str(page.relative_to(ROOT)), line))
+                    commands_found.append((str(page.relative_to(ROOT)), line))
     for page in ROOT.glob("configs/accelerate/*.yaml"):
         text = page.read_text().replace("\\\n#", " ")
-        found += [
+        commands_found += [
             (str(page.relative_to(ROOT)), line)
             for line in re.findall(r"^# +(accelerate .*)", text, re.MULTILINE)
         ]
-    return found
+    return commands_found
 
 
 def processes_of(words: list[str]) -> int:
-    """The processes that a launcher's command starts on all machines."""
+    """Returns the number of processes that a launcher's command starts on all machines."""
     if words[0] == "accelerate":
         return yaml.safe_load((ROOT / words[words.index("--config_file") + 1]).read_text())[
             "num_processes"
@@ -93,7 +93,7 @@ def processes_of(words: list[str]) -> int:
 
 @cache
 def help_of(program: str) -> str:
-    """What a module's or a script's --help prints."""
+    """Returns the output of a module or script with --help."""
     printed = io.StringIO()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(printed):
         patch.setattr(sys, "argv", [program, "--help"])
@@ -107,24 +107,24 @@ def help_of(program: str) -> str:
 
 
 def check_flags(program: str, argv: list[str]) -> None:
-    """Each flag of a command is one that its help names."""
-    known = set(re.findall(r"--[\w-]+", help_of(program)))
+    """Asserts that a program's help names all flags of a command."""
+    documented = set(re.findall(r"--[\w-]+", help_of(program)))
     flags = {word.split("=")[0] for word in argv if word.startswith("--")}
-    assert flags <= known | {"--help"}, flags - known
+    assert flags <= documented | {"--help"}, flags - documented
 
 
 @pytest.mark.parametrize("page, line", commands())
-def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys):
+def test_documented_commands_are_valid(page, line, tmp_path, monkeypatch, capsys):
     words, count = shlex.split(line), 1
-    if words[0] != "python":  # a launcher, its options, then a script or -m
+    if words[0] != "python":  # a launcher with options, then a script or -m
         script = next(i for i, word in enumerate(words) if word.endswith(".py") or word == "-m")
         files = [word for word in words[:script] if word.startswith("configs/")]
         assert all((ROOT / file).exists() for file in files)
         count, words = processes_of(words), ["python", *words[script:]]
     if words[1] == "-m":
         module = ROOT / words[2].replace(".", "/")
-        there = module.with_suffix(".py").exists() or (module / "__main__.py").exists()
-        assert there or words[2] == "venv", line
+        exists = module.with_suffix(".py").exists() or (module / "__main__.py").exists()
+        assert exists or words[2] == "venv", line
         if words[2] not in ("venv", "cory.train", "http.server"):
             check_flags(words[2], words[3:])
         if words[2] == "study.experiment" and not PLACEHOLDER.search(words[3]):
@@ -136,7 +136,7 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
                     pytest.skip("the example's data have not been made")
                 raise
             out = capsys.readouterr().out
-            assert "--config" in out or " 0 to make" in out  # all rows are there
+            assert "--config" in out or " 0 to make" in out  # lists runs, or all have rows already
         return
     script, argv = words[1], words[2:]
     if script == "-c":
@@ -149,7 +149,7 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
         elif "--help" not in argv:
             check_flags(script, argv)
         return
-    for run, task in RUNS.items():  # runs that the page trains before
+    for run, task in RUNS.items():  # runs that earlier commands of a page have trained
         (tmp_path / run / "checkpoints/iter-000090").mkdir(parents=True)
         shutil.copy(ROOT / f"configs/{task}/tiny.yaml", tmp_path / run / "config.yaml")
     argv = [word for word in argv if word not in ("RUN", "--print_config")]
@@ -162,8 +162,8 @@ def test_documented_commands_are_read(page, line, tmp_path, monkeypatch, capsys)
         distributed.check(config)
 
 
-def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, command):
-    """docs/own_task.md from its first to its last command, with fewer iterations and responses."""
+def test_all_commands_of_own_task_md_run(tmp_path, monkeypatch, command):
+    """The page is executed up to its section on callbacks, with fewer iterations and responses."""
     page = (ROOT / "docs/own_task.md").read_text().split("## Callbacks")[0]
     script = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     script = (
@@ -177,7 +177,7 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, comman
     monkeypatch.chdir(tmp_path / "praise")
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     printed = ""
-    # The project's commands run in this process, what is between them in a shell.
+    # The project's commands run in this process, all other lines in a shell.
     for part in re.split(r"^(python -m .*)\n", script.removeprefix(start), flags=re.MULTILINE):
         if part.startswith("python -m "):
             ended = command(*shlex.split(part, comments=True)[2:])
@@ -198,7 +198,7 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, comman
     roles = {row["role"] for row in read_rows(runs / "roles/metrics.jsonl")}
     assert roles == {"writer", "doubter", "closer"}
     samples = read_rows(runs / "roles_ppo/samples.jsonl")
-    assert all(row["prompt"] == row["query"] for row in samples)  # what the baseline reads
+    assert all(row["prompt"] == row["query"] for row in samples)  # the baseline reads the query
     frozen = read_rows(runs / "frozen/metrics.jsonl")[2:]
     assert [(row["agent"], row["kl"] == 0) for row in frozen] == [
         ("agent_1", False),
@@ -206,7 +206,7 @@ def test_a_first_task_of_ones_own_as_the_page_says(tmp_path, monkeypatch, comman
     ]
 
 
-def test_the_layout_names_every_file_of_code_and_none_that_is_gone():
+def test_layout_md_names_every_code_file_and_no_deleted_one():
     block = (ROOT / "docs/layout.md").read_text().split("```")[1]
     named = set(re.findall(r"[\w-]+(?:\.md)?\.(?:py|html|css|js|jinja|ipynb)\b", block))
     folders = (

@@ -1,4 +1,4 @@
-"""Frozen agents: they answer as any agent does, and stay as they are."""
+"""Frozen agents answer like other agents and are never trained."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def weights(policy):
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_it_answers_in_each_role_and_stays_as_it_is(config, rank):
+def test_a_frozen_agent_answers_in_each_role_and_does_not_change(config, rank):
     saved, lora = CheckpointConfig(save_every=2), LoraConfig(rank=rank)
     trainer = make_trainer(replace(config, agents=FROZEN, checkpoint=saved, lora=lora))
     trained, frozen = trainer.agents
@@ -32,7 +32,7 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, rank):
 
     answered = answers(frozen)
     folder = trainer.train().folder
-    # Once trained, the adapter changes what its agent answers, and not what the base does.
+    # Training changes the other agent's answers, but not the frozen agent's.
     assert answers(frozen) == answered != answers(trained)
     assert all(torch.equal(a, b) for a, b in zip(weights(frozen.policy), before, strict=True))
     for path in (folder / "checkpoints").iterdir():
@@ -50,7 +50,7 @@ def test_it_answers_in_each_role_and_stays_as_it_is(config, rank):
     assert all(torch.equal(a, b) for a, b in zip(weights(saved), weights(base), strict=True))
 
 
-def test_it_is_the_base_that_others_share(config):
+def test_a_frozen_agent_uses_the_base_that_others_share(config):
     full = make_agents(replace(config, agents=FROZEN))
     assert full[1].policy is full[0].learner.reference.pretrained_model
     lora = make_agents(replace(config, agents=FROZEN, lora=LoraConfig(rank=4)))
@@ -68,8 +68,8 @@ def test_it_is_the_base_that_others_share(config):
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_a_saved_agent_is_a_partner(config, rank, tmp_path):
-    """The agent of an earlier run, as a full model or as an adapter, is read and kept."""
+def test_an_earlier_runs_agent_can_be_a_frozen_partner(config, rank, tmp_path):
+    """The agent, a full model or an adapter, is loaded and saved unchanged."""
     saved = replace(config, lora=LoraConfig(rank=rank), output=str(tmp_path / "first"))
     first = make_trainer(replace(saved, iterations=2)).train().folder
     partner = {"model": {"name": str(first / "agent_1")}, "trained": False}

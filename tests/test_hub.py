@@ -1,4 +1,4 @@
-"""Sharing a run: what is uploaded to a stand-in for the Hub, and what the model card says."""
+"""Sharing a run on the Hub: files that are uploaded to a stand-in, and the text of the model card."""
 
 import os
 import re
@@ -27,7 +27,7 @@ REPOSITORY = "user/pair"
 
 @pytest.fixture(scope="module")
 def adapters(policy_folder, tmp_path_factory):
-    """A run of adapters."""
+    """The folder of a run with LoRA adapters."""
     config = make_config(policy_folder, tmp_path_factory.mktemp("adapters"))
     config = replace(config, iterations=1, lora=LoraConfig(rank=2))
     task = Task.from_prompts(sentences(8), lambda prompts: [0.0] * len(prompts), RolePrompts())
@@ -40,7 +40,7 @@ def hub(monkeypatch, tmp_path):
 
     class Api:
         endpoint = "https://hub"
-        private = None  # there is no repository
+        private = None  # no repository has been created
         folder = tmp_path / "hub"
 
         def create_repo(self, repository, private, exist_ok):
@@ -56,19 +56,19 @@ def hub(monkeypatch, tmp_path):
     return hub
 
 
-def executed(card: str, places: dict) -> dict:
-    """The names that the code of a card defines, its places replaced."""
+def executed(card: str, paths: dict) -> dict:
+    """Executes a card's code, with its paths replaced, and returns the names that it defines."""
     (code,) = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
-    for place, real in places.items():
-        assert place in code
-        code = code.replace(place, str(real))
+    for path, real_path in paths.items():
+        assert path in code
+        code = code.replace(path, str(real_path))
     names = {}
     exec(compile(code, "card", "exec"), names)
     return names
 
 
 @pytest.mark.parametrize("kind", ["full", "adapters"])
-def test_the_cards_load_the_agents_and_nothing_of_the_machine_is_passed_on(
+def test_the_cards_code_loads_the_agents_and_no_local_path_is_uploaded(
     finished, adapters, policy_folder, hub, kind
 ):
     run = finished.folder if kind == "full" else adapters
@@ -79,8 +79,8 @@ def test_the_cards_load_the_agents_and_nothing_of_the_machine_is_passed_on(
     names = executed(card, {REPOSITORY: hub.folder, **base})
     ids = torch.tensor([[3, 7, 11, 19]])
     for agent in ("agent_1", "agent_2"):
-        places = {f"path/to/{agent}": run / agent, **base}
-        alone = executed((run / agent / "README.md").read_text(), places)[agent]
+        paths = {f"path/to/{agent}": run / agent, **base}
+        alone = executed((run / agent / "README.md").read_text(), paths)[agent]
         model, _ = load_policy(ModelConfig(str(run / agent)))
         with torch.no_grad():
             logits = model.eval()(ids).logits
@@ -91,12 +91,12 @@ def test_the_cards_load_the_agents_and_nothing_of_the_machine_is_passed_on(
     files = [file for file in hub.folder.rglob("*") if file.is_file()]
     assert {file.parent.name for file in files} == {"hub", "agent_1", "agent_2"}
     for file in [*files, *run.glob("agent_*/README.md")]:
-        for place in (run.parent, policy_folder, Path.home()):
-            assert f"{place}/".encode() not in file.read_bytes(), file
-            assert f'{place}"'.encode() not in file.read_bytes(), file
+        for path in (run.parent, policy_folder, Path.home()):
+            assert f"{path}/".encode() not in file.read_bytes(), file
+            assert f'{path}"'.encode() not in file.read_bytes(), file
 
 
-def test_a_look_uploads_nothing_and_is_what_is_uploaded(
+def test_look_uploads_nothing_and_writes_the_files_of_an_upload(
     finished, hub, command, monkeypatch, tmp_path
 ):
     run = finished.folder
@@ -128,7 +128,7 @@ def test_an_adapter_that_cannot_be_loaded_is_not_shared(adapters, tmp_path):
         upload(run, REPOSITORY, public=False)
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line(finished, hub, command, monkeypatch):
+def test_an_unreachable_hub_gives_one_line(finished, hub, command, monkeypatch):
     def fail(*_, **__):
         raise OSError("no network\nat all")
 
@@ -137,7 +137,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line(finished, hub, command, monkey
         upload(finished.folder, REPOSITORY, public=False)
 
 
-def test_the_card_says_what_the_agents_are(config):
+def test_the_card_states_models_prompts_and_reward(config):
     fingerprint = {
         "prompts": {"pioneer": "{prompt}", "observer": "better than {response}: {prompt}"},
         "reward": "good.py:count_good",
@@ -151,11 +151,11 @@ def test_the_card_says_what_the_agents_are(config):
         assert text in card.text
 
 
-def test_texts_of_a_card_act_neither_as_markdown_nor_as_html(config):
+def test_texts_in_a_card_act_neither_as_markdown_nor_as_html(config):
     hostile = "```\n# Heading\n<script>alert(1)</script> ![](https://example.org/x.png) ````\n---\n{prompt}"
-    own = replace(config, roles=[RoleConfig(prompt=hostile), RoleConfig()])
+    config = replace(config, roles=[RoleConfig(prompt=hostile), RoleConfig()])
     fingerprint = {"reward": hostile, "rows": 1}
-    card = model_card({"agent_1": Path("agent_1")}, own, fingerprint, 1, REPOSITORY)
+    card = model_card({"agent_1": Path("agent_1")}, config, fingerprint, 1, REPOSITORY)
     page = MarkdownIt("commonmark").enable("table").render(ModelCard(card).text)
     assert "alert(1)" in page and "<script>" not in page and "<img" not in page
     assert "Heading" not in " ".join(re.findall(r"<h\d>(.*?)</h\d>", page))

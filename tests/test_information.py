@@ -1,4 +1,4 @@
-"""Information credit: how much likelier the right answer is to the second role once it has read the first."""
+"""Information credit rewards the first response for raising the second role's likelihood of the right answer."""
 
 from dataclasses import replace
 
@@ -23,18 +23,18 @@ CHAT = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<bot>"
 
 
 def likelihood(agent, prompt, text, temperature=1.0):
-    """Of a text after a prompt, by a pass over both alone."""
+    """Returns a text's log-likelihood after a prompt, from one pass over both."""
     prompt_ids = agent.tokenizer(prompt)["input_ids"]
     text_ids = agent.tokenizer(text)["input_ids"]
     ids = torch.tensor([[*prompt_ids, *text_ids]])
     with torch.no_grad():
         logprobs = (agent.policy(input_ids=ids).logits[0] / temperature).log_softmax(-1)
-    before = len(prompt_ids) - 1
-    return sum(logprobs[before + place, token].item() for place, token in enumerate(text_ids))
+    start = len(prompt_ids) - 1
+    return sum(logprobs[start + t, token].item() for t, token in enumerate(text_ids))
 
 
 def disturb(agent):
-    """Moves the trained weights, so that an adapter is not its base, nor one agent the other."""
+    """Perturbs the trained weights, so that the agents differ from each other and from their base."""
     generator = torch.Generator().manual_seed(len(agent.name) + int(agent.name[-1]))
     with torch.no_grad():
         for parameter in agent.learner.model_params:
@@ -53,8 +53,8 @@ def disturb(agent):
     ],
     ids=["ppo", "grpo", "lora"],
 )
-def test_likelihoods_are_those_of_a_plain_pass_over_each_text(config, changes, temperature):
-    """Of texts of different lengths, in several passes, also where prompts begin alike; of a frozen agent, too."""
+def test_likelihoods_equal_those_of_a_plain_pass_over_each_text(config, changes, temperature):
+    """Texts have different lengths and fill several passes, and some prompts share a prefix. One agent is frozen."""
     sampling = SamplingConfig(3, 6, temperature=temperature)
     agents = [{}, {}, {"trained": False}]
     cory = CoryConfig(num_agents=3)
@@ -66,11 +66,11 @@ def test_likelihoods_are_those_of_a_plain_pass_over_each_text(config, changes, t
     prompts = [*sentences(5), *(f"{sentences(1)[0]} {end}" for end in ("good", "bad", "was a "))]
     texts = ["good", "the film was", "a", "bad music in every scene", "fine", "some", "very", "in"]
     expected = {}
-    # The second's adapter is the active one when the first is asked.
+    # The first agent's turn comes while the second one's adapter is active.
     for agent in (second, first, frozen):
         agent.policy.train()
-        found = agent.log_likelihoods(prompts, texts)
-        assert found.dtype == torch.float32 and found.shape == (8,)
+        likelihoods = agent.log_likelihoods(prompts, texts)
+        assert likelihoods.dtype == torch.float32 and likelihoods.shape == (8,)
         spaces = ["" if prompt.endswith(" ") else " " for prompt in prompts]
         with agent._answering():
             expected[agent.name] = torch.tensor(
@@ -79,8 +79,8 @@ def test_likelihoods_are_those_of_a_plain_pass_over_each_text(config, changes, t
                     for prompt, space, text in zip(prompts, spaces, texts, strict=True)
                 ]
             )
-        torch.testing.assert_close(found, expected[agent.name], rtol=1e-5, atol=1e-5)
-        assert torch.equal(agent.log_likelihoods(prompts, texts), found)  # nothing is drawn
+        torch.testing.assert_close(likelihoods, expected[agent.name], rtol=1e-5, atol=1e-5)
+        assert torch.equal(agent.log_likelihoods(prompts, texts), likelihoods)  # not random
     assert (expected["agent_1"] - expected["agent_2"]).abs().min() > 1e-3
     assert (expected["agent_1"] - expected["agent_3"]).abs().min() > 1e-3
 
@@ -93,7 +93,7 @@ def test_likelihoods_are_those_of_a_plain_pass_over_each_text(config, changes, t
         ({"micro_batch": 3}, [3, 3, 2]),
     ],
 )
-def test_likelihoods_take_a_micro_batch_at_a_time(config, monkeypatch, changes, rows_of_passes):
+def test_likelihoods_are_computed_in_micro_batches(config, monkeypatch, changes, rows_of_passes):
     (agent, _) = make_agents(replace(config, ppo=replace(config.ppo, **changes)))
     rows = []
 
@@ -107,7 +107,7 @@ def test_likelihoods_take_a_micro_batch_at_a_time(config, monkeypatch, changes, 
 
 
 @pytest.mark.parametrize("index", [0, 1], ids=["trained", "frozen"])
-def test_likelihoods_take_fewer_rows_where_memory_runs_out(config, monkeypatch, index):
+def test_likelihoods_use_smaller_passes_if_memory_runs_out(config, monkeypatch, index):
     agents = make_agents(replace(config, agents=[{}, {"trained": False}]))
     expected = agents[index].log_likelihoods(sentences(8), ["good"] * 8)
 
@@ -118,11 +118,11 @@ def test_likelihoods_take_fewer_rows_where_memory_runs_out(config, monkeypatch, 
 
     monkeypatch.setattr(cory.agent, "response_logits", limited)
     with pytest.warns(UserWarning, match="ppo.micro_batch"):
-        found = agents[index].log_likelihoods(sentences(8), ["good"] * 8)
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        likelihoods = agents[index].log_likelihoods(sentences(8), ["good"] * 8)
+    torch.testing.assert_close(likelihoods, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_turn_of_a_chat_is_the_text_as_it_is(config, monkeypatch):
+def test_in_a_chat_the_text_is_the_whole_turn_without_a_space(config, monkeypatch):
     (agent, _) = make_agents(config)
     monkeypatch.setattr(agent.tokenizer, "chat_template", CHAT)
     messages = [[{"role": "user", "content": text}] for text in ("the film", "bad")]
@@ -130,11 +130,11 @@ def test_a_turn_of_a_chat_is_the_text_as_it_is(config, monkeypatch):
         likelihood(agent, "<user>the film<bot>", "good"),
         likelihood(agent, "<user>bad<bot>", "a good story"),
     ]
-    found = agent.log_likelihoods(messages, ["good", "a good story"])
-    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+    likelihoods = agent.log_likelihoods(messages, ["good", "a good story"])
+    assert likelihoods.tolist() == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_text_that_is_too_long_is_named(config):
+def test_the_row_of_a_text_that_is_too_long_is_named(config):
     (agent, _) = make_agents(config)
     with pytest.raises(UserError, match=r"^prompt in row 2: .* 96 tokens"):
         agent.log_likelihoods(["good", "good"], ["good", "good " * 100])
@@ -143,28 +143,27 @@ def test_a_text_that_is_too_long_is_named(config):
 # Rewards
 
 
-FLOOR = -53.0  # which some answers of these models reach
+FLOOR = -53.0  # some answers have a log-likelihood this low under the tests' models
 
 
-def by_hand(config, batch, rollouts, agent):
-    """I of each response of the second role, under the agent's model."""
+def plain_information(config, batch, rollouts, agent):
+    """Returns the information for each response of the second role, by plain passes of the agent's model."""
     first, second = rollouts
     columns = batch.columns_of(1)
-    told = []
+    information = []
     for row, prompt in enumerate(second.prompts):
         values = {name: column[row] for name, column in columns.items()}
         chain = row // config.branches
         assert prompt == PROMPTS.render(1, values, [first.completions[chain]])
-        other = first.completions[
-            chain - config.chains_per_query
-        ]  # the last one's before the first
+        # Another query's response. The first query's chains take the last query's responses.
+        other = first.completions[chain - config.chains_per_query]
         other_prompt = PROMPTS.render(1, values, [other])
         answer = f" {values['answer']}"
         after_own, after_other = (
             likelihood(agent, text, answer) for text in (prompt, other_prompt)
         )
-        told.append(max(after_own, FLOOR) - max(after_other, FLOOR))
-    return torch.tensor(told)
+        information.append(max(after_own, FLOOR) - max(after_other, FLOOR))
+    return torch.tensor(information)
 
 
 @pytest.mark.parametrize(
@@ -178,8 +177,10 @@ def by_hand(config, batch, rollouts, agent):
     ],
     ids=["pair", "questions", "groups", "one LLM", "frozen reader"],
 )
-def test_the_first_role_earns_what_it_tells_about_the_answer(config, changes, monkeypatch):
-    """Under the reader's weights before its update; of the rows' mean where there are several."""
+def test_the_first_role_earns_the_information_that_it_gives_about_the_answer(
+    config, changes, monkeypatch
+):
+    """Information is measured with the second role's weights before the update and averaged over branches."""
     monkeypatch.setattr(cory.chain, "LEAST_LOG_LIKELIHOOD", FLOOR)
     chain = replace(changes.get("cory", INFORMATION), weight=0.5)
     trainer = make_questions(replace(config, **changes | {"cory": chain}))
@@ -188,44 +189,44 @@ def test_the_first_role_earns_what_it_tells_about_the_answer(config, changes, mo
             disturb(agent)
     batch = draw_batch(trainer.task, trainer.config, 0)
     learned = spy(trainer)
-    told = []
+    information = []
     update = trainer.update
 
-    def before_update(k, chain, rollouts, rewards):
+    def measure_and_update(k, chain, rollouts, rewards):
         with chain[1]._answering():
-            told.append(by_hand(trainer.config, batch, rollouts, chain[1]))
+            information.append(plain_information(trainer.config, batch, rollouts, chain[1]))
         return update(k, chain, rollouts, rewards)
 
-    trainer.update = before_update
+    trainer.update = measure_and_update
     iteration = trainer.iteration(0)
     r1, r2 = iteration.task_rewards
-    mean = told[0].view(len(r1), -1).mean(1)
-    assert len(told[0]) == 8 and mean.abs().max() > 0.01
+    mean = information[0].view(len(r1), -1).mean(1)
+    assert len(information[0]) == 8 and mean.abs().max() > 0.01
     torch.testing.assert_close(iteration.rewards[0], r1 + 0.5 * mean, rtol=1e-4, atol=1e-4)
     assert torch.equal(iteration.rewards[1], r2)
-    given = [rewards for _, of_agent in learned[0].values() for rewards in of_agent]
+    given = [rewards for _, agent_rewards in learned[0].values() for rewards in agent_rewards]
     for reward, expected in zip(given, iteration.rewards, strict=True):
         assert torch.equal(reward, expected)
 
 
-def test_one_answer_gives_at_most_so_much(config, monkeypatch):
+def test_log_likelihoods_are_cut_off_at_a_lower_bound(config, monkeypatch):
     trainer = make_questions(replace(config, cory=INFORMATION))
-    far = torch.tensor([-1.0, -100.0] * 4 + [-100.0, -1.0, -100.0, -100.0] * 2)
-    monkeypatch.setattr(trainer.agents[1], "log_likelihoods", lambda prompts, texts: far)
+    likelihoods = torch.tensor([-1.0, -100.0] * 4 + [-100.0, -1.0, -100.0, -100.0] * 2)
+    monkeypatch.setattr(trainer.agents[1], "log_likelihoods", lambda prompts, texts: likelihoods)
     iteration = trainer.iteration(0)
     gained = iteration.rewards[0] - iteration.task_rewards[0]
     assert cory.chain.LEAST_LOG_LIKELIHOOD == -10.0
     torch.testing.assert_close(gained, torch.tensor([9.0, -9.0, 9.0, 0.0] * 2))
 
 
-def test_a_single_agent_of_the_same_settings_earns_its_own(config):
-    """The baseline reads the same file."""
+def test_a_single_agent_with_the_same_settings_earns_its_task_reward(config):
+    """So the baseline can use the same configuration file."""
     trainer = make_questions(replace(config, cory=replace(INFORMATION, num_agents=1)))
     iteration = trainer.iteration(0)
     assert torch.equal(iteration.rewards[0], iteration.task_rewards[0])
 
 
-# What is refused
+# Refused data
 
 
 @pytest.mark.parametrize(
@@ -248,6 +249,6 @@ def test_rows_need_answers(config, answers, match):
             row["answer"] = answers[number]
     task = Task(datasets.Dataset.from_list(rows), count_good, PROMPTS)
     agents = make_agents(config)
-    CoryTrainer(config, agents, task)  # with another credit they do not
+    CoryTrainer(config, agents, task)  # other credit modes need no answers
     with pytest.raises(UserError, match=match):
         CoryTrainer(replace(config, cory=INFORMATION), agents, task)

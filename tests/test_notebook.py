@@ -1,4 +1,4 @@
-"""The notebook's file and its install cell. `make notebook` executes all of it."""
+"""The notebook's file and its install cell. `make notebook` executes the whole notebook."""
 
 import os
 import re
@@ -15,14 +15,14 @@ NOTEBOOK = nbformat.read(PATH, as_version=nbformat.NO_CONVERT)
 CELLS = {cell["id"]: cell for cell in NOTEBOOK.cells}
 
 
-def test_it_is_valid_and_stored_without_outputs():
+def test_the_notebook_is_valid_and_stored_without_outputs():
     nbformat.validate(NOTEBOOK)
     for name, cell in CELLS.items():
         outputs = cell.get("outputs") or cell.get("execution_count") or cell.metadata
         assert not outputs, name
 
 
-def test_its_links_and_files_are_there():
+def test_the_notebooks_links_and_files_exist():
     text = "\n".join(cell.source for cell in NOTEBOOK.cells)
     assert not re.search(r"(^|[^\w.])/(home|root|work|content|Users|tmp|mnt)\b", text, re.MULTILINE)
     for link in re.findall(r"\]\(([^)#\s]+)", text):
@@ -32,16 +32,16 @@ def test_its_links_and_files_are_there():
 
 
 def test_no_cell_swallows_an_error():
-    """A cell that fails under `%%capture`, or a command that fails under `!`, does not stop the execution."""
+    """Failures in a cell with `%%capture` or a command after `!` would not stop the execution."""
     for name, cell in CELLS.items():
         if cell.cell_type == "code":
             magics = re.findall(r"^\s*(%%?\w*|!)", cell.source, re.MULTILINE)
-            # The cell looks at what pip has done.
+            # The install cell itself checks what pip has installed.
             assert magics == (["%pip"] if name == "install" else []), name
 
 
 class Shell:
-    """In place of IPython's: what the cell asks of it."""
+    """A stand-in for IPython's shell that records the magics of a cell."""
 
     def __init__(self) -> None:
         self.magics: list[tuple[str, str]] = []
@@ -52,7 +52,7 @@ class Shell:
 
 @pytest.fixture
 def install(monkeypatch):
-    """Runs the install cell in the current folder, with the magics that it would have run."""
+    """Runs the install cell in a folder and returns the magics that it calls, without executing them."""
 
     def run(folder) -> list[tuple[str, str]]:
         shell = Shell()
@@ -68,8 +68,8 @@ def install(monkeypatch):
     return run
 
 
-def test_install_leaves_what_fits_and_pins_the_rest(install, tmp_path):
-    """As on Colab: a torch of its own that fits, and something that is missing."""
+def test_install_keeps_fitting_packages_and_pins_the_others(install, tmp_path):
+    """On Colab, for example, the installed torch fits and other packages are missing."""
     checkout = tmp_path / "cory"
     (checkout / "cory").mkdir(parents=True)
     (checkout / "cory/trainer.py").touch()
@@ -89,8 +89,8 @@ def test_install_leaves_what_fits_and_pins_the_rest(install, tmp_path):
     assert pins == ["# tested", "typing-extensions==999.0", "none_such==1.0", "of_it==2"]
 
 
-def test_a_run_leaves_a_notebooks_figures_alone():
-    """Where a kernel names its backend, saving a run's curves does not take it away."""
+def test_a_run_keeps_a_notebooks_figure_backend():
+    """Importing the plotting code does not replace the backend that a kernel has chosen."""
     show = "import cory.run.plots, matplotlib; print(matplotlib.get_backend())"
     ran = subprocess.run(
         [sys.executable, "-c", show],

@@ -1,4 +1,4 @@
-"""Rows of a query: branches of which each has a row of its own, as questions about one text."""
+"""Queries with several rows, such as questions about one text. Each branch answers one of the rows."""
 
 import json
 from dataclasses import replace
@@ -24,35 +24,36 @@ def blocks(values, size):
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
-# Which rows a batch has
+# Rows of a batch
 
 
-def test_a_pass_over_the_data_has_each_query_once_with_its_rows_in_order():
+def test_an_epoch_has_each_query_once_with_its_rows_in_order():
     rows = datasets.Dataset.from_list(rows_of("abcdefg"))
     task = Task(rows, count_good, PROMPTS)
-    passes = [
+    epochs = [
         [task.batch(k, 2, 0, rows_per_query=3) for k in range(3 * n, 3 * n + 3)] for n in range(2)
     ]
-    for batches in passes:
+    for batches in epochs:
         for batch in batches:
             assert batch["question"] == QUESTIONS * 2
             assert all(len(set(block)) == 1 for block in blocks(batch["prompt"], 3))
         drawn = [text for batch in batches for text in batch["prompt"][::3]]
         assert len(set(drawn)) == 6  # the seventh does not fill a batch
-    assert passes[0] != passes[1]
-    assert task.batch(0, 2, 0, 3) == passes[0][0] != task.batch(0, 2, 1, 3)
+    assert epochs[0] != epochs[1]
+    assert task.batch(0, 2, 0, 3) == epochs[0][0] != task.batch(0, 2, 1, 3)
 
 
-def test_single_rows_are_drawn_as_without_queries():
+def test_queries_are_drawn_in_the_same_order_as_single_rows():
     rows = datasets.Dataset.from_dict({"prompt": list("abcdefgh")})
-    one = Task(rows, count_good, RolePrompts())
+    single_rows = Task(rows, count_good, RolePrompts())
     queries = Task(datasets.Dataset.from_list(rows_of("abcdefgh")), count_good, PROMPTS)
     for k in range(5):
-        assert one.batch(k, 3, seed=4)["prompt"] == queries.batch(k, 3, 4, 3)["prompt"][::3]
+        drawn = single_rows.batch(k, 3, seed=4)["prompt"]
+        assert drawn == queries.batch(k, 3, 4, 3)["prompt"][::3]
 
 
 @pytest.mark.parametrize("group_size", [1, 2])
-def test_each_branch_has_its_row_and_groups_repeat_whole_queries(config, group_size):
+def test_each_branch_has_a_row_and_groups_repeat_whole_queries(config, group_size):
     config = replace(
         config,
         algorithm="rloo" if group_size > 1 else "ppo",
@@ -65,9 +66,8 @@ def test_each_branch_has_its_row_and_groups_repeat_whole_queries(config, group_s
     batch = draw_batch(trainer.task, config, 0)
     assert batch.columns_of(0) == batch.columns
     for name in ("prompt", "question", "answer"):
-        repeated = [
-            block for block in blocks(drawn[name], 2) for _ in range(group_size)
-        ]  # one for each response of the pioneer
+        # A block of rows for each response of the pioneer.
+        repeated = [block for block in blocks(drawn[name], 2) for _ in range(group_size)]
         assert batch.columns[name] == [block[0] for block in repeated]
         assert batch.columns_of(1)[name] == [value for block in repeated for value in block]
 
@@ -87,12 +87,12 @@ def test_processes_share_whole_queries(config, monkeypatch):
             assert len(first[name]) == len(second[name])
 
 
-# What reads the rows
+# Uses of the rows
 
 
 @pytest.mark.parametrize("credit", ["causal", "counterfactual"])
-def test_rewards_metrics_and_samples_are_of_each_responses_own_row(config, credit):
-    """Of the counterfactual answers, too."""
+def test_rewards_metrics_and_samples_use_each_responses_own_row(config, credit):
+    """So do rewards of counterfactual responses."""
     seen = []
 
     def reward(prompts, completions, role, question, answer):
@@ -128,22 +128,22 @@ def test_rewards_metrics_and_samples_are_of_each_responses_own_row(config, credi
     assert measured == [drawn["question"][::2], drawn["question"]]
 
     pairs = zip(drawn["answer"], drawn["question"], strict=True)
-    of_row = torch.tensor([float(len(text) + len(asked)) for text, asked in pairs])
+    row_rewards = torch.tensor([float(len(text) + len(asked)) for text, asked in pairs])
     team = torch.tensor([float(len(a)) for a in drawn["answer"]])
-    gained = of_row
-    if credit == "counterfactual":  # the reward is the row's, whatever the response is
+    gained = row_rewards
+    if credit == "counterfactual":  # this reward depends only on the row, so the difference is 0
         assert seen[1][1:] == (drawn["question"], drawn["answer"])
-        gained = of_row - of_row
+        gained = row_rewards - row_rewards
     rewards = [learned[0][f"agent_{number}"][1][0] for number in (1, 2)]
-    torch.testing.assert_close(rewards[0], of_row[::2] + (gained + team).view(4, 2).mean(1))
-    torch.testing.assert_close(rewards[1], of_row + team)
+    torch.testing.assert_close(rewards[0], row_rewards[::2] + (gained + team).view(4, 2).mean(1))
+    torch.testing.assert_close(rewards[1], row_rewards + team)
 
-    # Samples show the first branch, whose row is the first.
+    # Samples show the first branch, which answers the query's first row.
     for sample, row in zip(iteration.samples, [0, 2, 4, 6] * 2, strict=True):
         assert sample["columns"] == {name: drawn[name][row] for name in ("question", "answer")}
 
 
-# What is refused
+# Refused data
 
 
 ROWS = rows_of("ab", QUESTIONS[:2])
@@ -156,7 +156,7 @@ ROWS = rows_of("ab", QUESTIONS[:2])
         (ROWS, PROMPTS, {}, "dataset: .* = 4 queries of 2 rows, got 2"),
         ([*ROWS[::2], *ROWS[1::2]], PROMPTS, {}, "dataset, column 'prompt', row 2: .* of row 1"),
         (ROWS, RolePrompts("{prompt} {question}"), {}, "dataset, column 'question', row 2: "),
-        # Also where it is the run's settings that say so.
+        # The pioneer's prompt may also come from the run's settings.
         (
             ROWS,
             PROMPTS,
@@ -165,7 +165,7 @@ ROWS = rows_of("ab", QUESTIONS[:2])
         ),
     ],
 )
-def test_rows_that_are_no_queries_are_refused(config, rows, prompts, changes, match):
+def test_rows_that_do_not_form_queries_are_refused(config, rows, prompts, changes, match):
     config = replace(config, branches=2, **changes)
     task = Task(datasets.Dataset.from_list(rows), count_good, prompts, row_per_branch=True)
     with pytest.raises(UserError, match=f"^{match}"):
@@ -206,14 +206,15 @@ task:
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch, policy_folder):
-    """The settings of an own task whose queries have three rows, after changes to keys."""
+    """Returns a function that loads the settings of a task with three rows per query, with changed keys."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rewards.py").write_text(REWARD)
     (tmp_path / "run.yaml").write_text(SETTINGS)
     texts = [*sentences(8), "good " * 50]
     lines = [json.dumps({"text": row.pop("prompt"), **row}) + "\n" for row in rows_of(texts)]
     (tmp_path / "rows.jsonl").write_text("".join(lines))
-    (tmp_path / "held_out.jsonl").write_text("".join(lines[:4]))  # no whole queries
+    # Held-out rows need not form whole queries.
+    (tmp_path / "held_out.jsonl").write_text("".join(lines[:4]))
 
     def settings(**changes):
         flags = {"model.name": policy_folder, "device": "cpu", "output": "run"} | changes
@@ -223,26 +224,26 @@ def settings(tmp_path, monkeypatch, policy_folder):
     return settings
 
 
-def test_a_run_from_files(settings, tmp_path):
+def test_a_run_from_files_trains_on_whole_queries(settings, tmp_path):
     config = settings()
     task = make_task(config)
     assert len(task.dataset) == 24  # the three rows of the long text are left out
     CoryTrainer(config, make_agents(config), task, eval_dataset=held_out_rows(config)).train()
     calls = [json.loads(line) for line in (tmp_path / "seen.jsonl").open()]
-    of_training = [call for call in calls if len(call[0]) == 4 + 12]
-    assert len(of_training) == 2
-    for k, (prompts, role, question, answer) in enumerate(of_training):
+    training_calls = [call for call in calls if len(call[0]) == 4 + 12]
+    assert len(training_calls) == 2
+    for k, (prompts, role, question, answer) in enumerate(training_calls):
         drawn = task.batch(k, 4, config.seed, 3)
         assert role == ["writer"] * 4 + ["reader"] * 12
         assert prompts == drawn["prompt"][::3] + drawn["prompt"]
         assert question == ["plot"] * 4 + QUESTIONS * 4
         assert answer == drawn["answer"][::3] + drawn["answer"]
-    # Held-out rows are read row by row; of the fixed samples each is of another query.
+    # Held-out rows are evaluated one by one. The fixed samples take one row of each text.
     held_out = next(call for call in calls if call[0][0] == call[0][2] and len(call[0]) == 8)
     assert held_out[2] == [*QUESTIONS, "plot"] * 2
 
 
-def test_held_out_rows_are_queries_by_themselves(settings):
+def test_each_held_out_row_is_a_query(settings):
     task = make_task(settings())
     assert task.row_per_branch
     assert not make_task(settings(), task.dataset.select(range(4))).row_per_branch

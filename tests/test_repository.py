@@ -1,4 +1,4 @@
-"""The repository holds together: README, environments, documents."""
+"""The repository is consistent: README, environments, documents and imports."""
 
 import ast
 import doctest
@@ -30,7 +30,7 @@ def name_of(requirement: str) -> str:
 
 
 def test_readme_example_runs(tmp_path, monkeypatch):
-    """The example of "Two models, one reward"."""
+    """Executes README's example in "Two models, one reward"."""
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     model = "imdb_train/weights/policy"
     assert model in code and "iterations=20" in code
@@ -50,7 +50,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files_of_the_repository(page):
+def test_links_lead_to_existing_files(page):
     assert page.read_text().count("\n```") % 2 == 0, "a code block is not closed"
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text) + re.findall(r'<img src="([^"]+)"', text)
@@ -60,7 +60,7 @@ def test_links_lead_to_files_of_the_repository(page):
 
 
 @pytest.mark.parametrize("script", ["configuration", "api"])
-def test_written_pages_are_what_the_docstrings_say(script, command):
+def test_generated_pages_are_up_to_date(script, command):
     ended = command(ROOT / f"docs/{script}.py", "--check")
     assert not ended.status, f"run: python docs/{script}.py\n{ended.error}"
 
@@ -74,7 +74,7 @@ def test_versions_agree():
 
 
 def test_environments_agree():
-    """environment.yml, uv's pins and constraints.txt with pyproject.toml."""
+    """environment.yml, uv's pins and constraints.txt match pyproject.toml."""
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
     dependencies = environment["dependencies"][-1]["pip"]
     extras = PROJECT["optional-dependencies"]
@@ -97,7 +97,7 @@ SOURCES = [
 
 
 def imported(path: Path) -> set[str]:
-    """The modules, and names of modules, that a file imports, wherever in it, also for type hints alone."""
+    """Returns all modules and names that a file imports, including imports in functions and for type hints."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -108,22 +108,22 @@ def imported(path: Path) -> set[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """The project's modules that a file imports, as dotted names."""
-    return imported(path) & {module(each) for each in SOURCES}
+    """Returns the project's modules that a file imports, as dotted names."""
+    return imported(path) & {module(source) for source in SOURCES}
 
 
 def libraries(path: Path) -> set[str]:
-    """The packages that a file imports."""
+    """Returns the packages that a file imports."""
     return {name.split(".")[0] for name in imported(path)}
 
 
 @pytest.mark.parametrize(
     "folder", ["cory", "study", "imdb_train", "gsm8k_train", "toys", "results", "tests"]
 )
-def test_what_is_imported_is_a_stated_dependency(folder):
-    of_project = {path.stem for path in [*ROOT.glob("*"), *ROOT.glob("tests/**/*.py")]}
+def test_imported_packages_are_stated_dependencies(folder):
+    project_modules = {path.stem for path in [*ROOT.glob("*"), *ROOT.glob("tests/**/*.py")]}
     packages = set().union(*(libraries(path) for path in ROOT.glob(f"{folder}/**/*.py")))
-    packages -= of_project | set(sys.stdlib_module_names)
+    packages -= project_modules | set(sys.stdlib_module_names)
     names = {DISTRIBUTIONS.get(package, [package])[0] for package in packages}
 
     stated = list(PROJECT["dependencies"])
@@ -140,8 +140,8 @@ def module(path: Path) -> str:
 
 
 GRAPH = {module(path): imports(path) for path in SOURCES}
-# From the lowest. What a file imports, directly or by way of other files, lies in its own folder or one before. A file
-# of cory's top level, which has what all share as well as the method, stands above the folders that it imports.
+# From the lowest folder to the highest. A file may import, directly or indirectly, from its own folder and lower ones.
+# Every folder may also import the shared files in cory's top level.
 ORDER = [
     "cory.parallel",
     "cory.models",
@@ -162,66 +162,66 @@ def folder(name: str) -> str:
 
 
 def reached(name: str) -> set[str]:
-    """The modules that a module imports, directly or by way of others."""
-    found: set[str] = set()
+    """Returns the modules that a module imports, directly or indirectly."""
+    modules: set[str] = set()
     new = {name}
     while new:
-        new = set().union(*(GRAPH[other] for other in new)) - found
-        found |= new
-    return found
+        new = set().union(*(GRAPH[other] for other in new)) - modules
+        modules |= new
+    return modules
 
 
-def test_no_import_runs_up_and_cory_knows_no_study():
+def test_no_module_imports_from_a_higher_folder():
     for name in GRAPH:
         for other in reached(name):
             if folder(other) != "cory":
                 assert ORDER.index(folder(other)) <= ORDER.index(folder(name)), (name, other)
 
 
-def test_no_module_imports_itself_by_way_of_others():
+def test_no_module_imports_itself_indirectly():
     assert not [name for name in GRAPH if name in reached(name)]
 
 
 @pytest.mark.parametrize("lower", ["cory.parallel", "cory.models", "cory.learners"])
-def test_lower_folders_import_of_the_top_level_what_imports_no_folder(lower):
+def test_lower_folders_import_only_top_level_modules_that_import_no_folder(lower):
     for name in GRAPH:
         for other in GRAPH[name] if folder(name) == lower else ():
             if folder(other) == "cory":
-                assert {folder(each) for each in reached(other)} <= {"cory"}, (name, other)
+                assert {folder(target) for target in reached(other)} <= {"cory"}, (name, other)
 
 
-def test_what_is_in_the_wheel_imports_nothing_that_is_not():
+def test_modules_in_the_wheel_import_only_modules_in_the_wheel():
     packages = set(PYPROJECT["tool"]["setuptools"]["packages"])
     for name in GRAPH:
         if folder(name) in packages:
             assert {folder(other) for other in GRAPH[name]} <= packages, name
 
 
-def test_tests_import_nothing_from_each_other():
-    """What they share is in a module that is no test."""
+def test_tests_do_not_import_each_other():
+    """Shared code is in modules that are not tests."""
     for path in (ROOT / "tests").rglob("*.py"):
         assert not {name for name in libraries(path) if name.startswith("test_")}, path
 
 
-def test_tasks_stand_side_by_side():
-    of_gsm8k = [name for name in GRAPH if folder(name) == "gsm8k_train"]
-    assert not [name for name in of_gsm8k for other in GRAPH[name] if folder(other) == "imdb_train"]
+def test_gsm8k_does_not_import_imdb():
+    modules = [name for name in GRAPH if folder(name) == "gsm8k_train"]
+    assert not [name for name in modules for other in GRAPH[name] if folder(other) == "imdb_train"]
 
 
 def test_no_import_cycle():
     assert not [name for name in GRAPH if name in reached(name)]
 
 
-def test_few_files_touch_trl_and_peft():
+def test_few_files_import_trl_and_peft():
     def using(library: str) -> list[str]:
         return sorted(str(path.relative_to(ROOT)) for path in SOURCES if library in libraries(path))
 
     assert using("trl") == ["cory/learners/ppo.py"]
-    # PEFT is imported by the folder's __init__ first, which keeps bitsandbytes out.
+    # These folders' __init__ imports PEFT first, in a way that keeps bitsandbytes out.
     assert all(file.startswith(("cory/models/", "cory/learners/")) for file in using("peft"))
     assert using("bitsandbytes") == []
 
 
 @pytest.mark.parametrize("name", [module(path) for path in SOURCES if ">>> " in path.read_text()])
-def test_examples_in_docstrings_give_what_they_say(name):
+def test_examples_in_docstrings_are_right(name):
     assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -1,4 +1,4 @@
-"""Roles of their own: names, templates, limits, and what is refused."""
+"""Roles that settings define: names, prompt templates, length limits, and errors."""
 
 import functools
 import json
@@ -26,7 +26,7 @@ THREE = CoryConfig(num_agents=3, exchange_period=1)
 
 @pytest.fixture
 def three(config):
-    """A chain of three roles on a dataset with labels, and what its reward function was told."""
+    """A trainer with three roles on rows with labels, and the list of roles that its reward gets."""
     seen = []
 
     def reward(prompts, completions, role):
@@ -36,7 +36,7 @@ def three(config):
     return make_trainer(replace(config, cory=THREE, roles=ROLES), reward), seen
 
 
-def test_each_role_reads_writes_and_is_called_what_its_settings_say(three):
+def test_each_role_has_the_name_prompt_and_limits_of_its_settings(three):
     trainer, seen = three
     iteration = trainer.iteration(1)
     writer, critic, last = iteration.rollouts
@@ -50,15 +50,15 @@ def test_each_role_reads_writes_and_is_called_what_its_settings_say(three):
     chains = zip(writer.completions, critic.completions, labels, strict=True)
     assert last.prompts == [f"{w}\n\n{c}|{c}|{c}|{label}" for w, c, label in chains]
     longest = [max(map(len, rollout.response_ids)) for rollout in iteration.rollouts]
-    # The critic's is drawn, between 3 and 6.
+    # The critic has no limit of its own, so its limit is drawn between 3 and 6.
     assert longest[0] == 4 and 3 <= longest[1] <= 6 and longest[2] == 9
-    assert not any("a" in text for text in critic.completions)  # its stop text
+    assert not any("a" in text for text in critic.completions)  # the critic's stop string
     assert any("a" in text for text in [*writer.completions, *last.completions])
 
 
 @pytest.mark.parametrize("period", [5, 0])
 def test_metrics_and_samples_have_names_and_columns_of_roles(three, period):
-    """Later roles answer no query solo where roles are fixed."""
+    """With fixed roles, only the first agent is also sampled solo."""
     trainer, _ = three
     cory = replace(THREE, exchange_period=period)
     trainer.config = replace(trainer.config, iterations=1, cory=cory)
@@ -73,8 +73,7 @@ def test_metrics_and_samples_have_names_and_columns_of_roles(three, period):
     assert [sample["columns"] for sample in before["chain"]] == 3 * columns
 
 
-def test_unread_roles_read_their_own_prompts(three):
-    """With counterfactual credit, the observers also answer without the earlier responses."""
+def test_counterfactual_responses_use_each_roles_prompt_without_earlier_responses(three):
     trainer, seen = three
     trainer.config.cory = replace(THREE, credit="counterfactual")
     prompts = []
@@ -87,26 +86,26 @@ def test_unread_roles_read_their_own_prompts(three):
     assert seen[24:] == ["critic"] * 8 + ["observer_2"] * 8
 
 
-def test_templates_know_every_earlier_role():
+def test_templates_can_name_every_earlier_role():
     prompts = RolePrompts(observer="{pioneer} {response} {responses} {prompt}")
     row = {"prompt": "q"}
     assert prompts.render(1, row, ["a"]) == "a a a q"
     assert prompts.render(2, row, ["a", "b"]) == "a b a\n\nb q"
-    assert prompts.render(2, row) == "q"  # it answers the query alone
+    assert prompts.render(2, row) == "q"  # without responses, only the query is left
     assert prompts.reads(1) == [0, 0, 0] and prompts.reads(2) == [0, 1, 0, 1]
-    own = RolePrompts(
+    named_roles = RolePrompts(
         roles=(
             RoleConfig(name="a"),
             RoleConfig(prompt="{label}{x}"),
             RoleConfig(prompt="{a}{observer}"),
         )
     )
-    assert own.render(2, row | {"label": 1}, ["{observer}", "two"]) == "{observer}two"
-    assert own.columns() == ["label", "x"] and own.reads(1) == []
+    assert named_roles.render(2, row | {"label": 1}, ["{observer}", "two"]) == "{observer}two"
+    assert named_roles.columns() == ["label", "x"] and named_roles.reads(1) == []
 
 
-def test_all_earlier_responses_are_shortened():
-    """In proportion; a chat template may add tokens to each."""
+def test_all_earlier_responses_are_shortened_in_proportion():
+    """Tokens that a chat template adds count, too."""
 
     def encode(prompts, template=0):
         return [[0] * template + list(prompt) for prompt in prompts]
@@ -124,8 +123,8 @@ def test_all_earlier_responses_are_shortened():
     ]
 
 
-def test_roles_of_a_task_that_the_settings_do_not_have_are_refused(config):
-    """Without them the observer would read the default prompt."""
+def test_roles_of_a_task_that_are_missing_in_the_settings_are_refused(config):
+    """Otherwise the observer would read the default prompt."""
     prompts = RolePrompts(roles=(RoleConfig(name="writer"), RoleConfig(prompt="Edit {writer}")))
     rows = datasets.Dataset.from_dict({"prompt": ["a"] * 8})
     task = Task(rows, count_good, prompts)
@@ -150,12 +149,12 @@ def test_roles_of_a_task_that_the_settings_do_not_have_are_refused(config):
     ],
 )
 def test_templates_that_do_not_fit_are_refused_before_training(config, key, roles):
-    """The last role reads more than the context holds."""
+    """In the last case, a role's prompt is longer than the context."""
     with pytest.raises(UserError, match=f"^{key}: "):
         make_trainer(replace(config, roles=roles))
 
 
-def test_a_role_is_not_called_as_a_column_is():
+def test_a_role_with_the_name_of_a_column_is_refused():
     rows = datasets.Dataset.from_dict({"prompt": ["a"] * 8, "label": [1] * 8})
     with pytest.raises(UserError, match=r"^roles\[0\].name: "):
         Task(rows, count_good, PROMPTS).with_roles([RoleConfig(name="label"), RoleConfig()])

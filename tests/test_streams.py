@@ -1,4 +1,4 @@
-"""Random numbers derive from their purpose alone."""
+"""Random numbers depend only on their key: seed, purpose, iteration, agent, role and process."""
 
 from dataclasses import fields, replace
 
@@ -16,7 +16,7 @@ def test_equal_keys_give_equal_numbers_and_any_other_key_gives_others():
         assert len({draw(stream) for stream in [KEY, *others]}) == 1 + len(others)
 
 
-def test_the_global_generator_is_lent_and_given_back():
+def test_as_global_seeds_the_global_generator_and_restores_it():
     before = torch.get_rng_state()
     with KEY.as_global():
         inside = torch.rand(3)

@@ -1,4 +1,4 @@
-"""Team rewards: what they are given, and what comes of them."""
+"""Team rewards: their arguments, their share in training, and their metrics."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ from cory.run.settings import differences
 
 
 async def lengths(prompts, chains, label):
-    """A number that depends on the query and on every response."""
+    """Returns a team reward that depends on the query, its label and both responses."""
     await asyncio.sleep(0)
     return [
         len(prompt) + 10.0 * len(chain[0]) + 100.0 * len(chain[-1]) + row / 8
@@ -28,7 +28,7 @@ async def lengths(prompts, chains, label):
 
 
 @pytest.mark.parametrize(("credit", "branches"), [("collective", 1), ("own", 2)])
-def test_every_role_gets_its_chains_team_reward_on_top(config, credit, branches):
+def test_a_chains_team_reward_is_added_to_every_roles_credit(config, credit, branches):
     trainer = make_trainer(
         replace(config, branches=branches, cory=CoryConfig(credit=credit)), team_reward=lengths
     )
@@ -49,13 +49,13 @@ def test_every_role_gets_its_chains_team_reward_on_top(config, credit, branches)
     assert torch.allclose(seen[0]["agent_2"][1][0], shares[1] + team)
 
 
-def test_it_is_a_metric_of_its_own(config):
+def test_the_team_reward_is_a_separate_metric(config):
     config = replace(config, iterations=2, eval_every=2)
     folder = make_trainer(config, team_reward=lengths).train().folder
     rows = read_rows(folder / "metrics.jsonl")
-    for one, two in zip(rows[::2], rows[1::2], strict=True):
-        assert one["team_reward"] == two["team_reward"] > 100
-        for row in (one, two):
+    for first, second in zip(rows[::2], rows[1::2], strict=True):
+        assert first["team_reward"] == second["team_reward"] > 100
+        for row in (first, second):
             expected = row["task_reward"] + row["team_reward"] - config.ppo.init_kl_coef * row["kl"]
             assert row["task_reward"] < 10 and row["combined_reward"] == pytest.approx(expected)
     assert [row["iteration"] for row in rows if "eval_team_reward" in row] == [1, 1]
@@ -63,11 +63,11 @@ def test_it_is_a_metric_of_its_own(config):
     team = [row["team_reward"] for row in samples]
     assert team[:4] == team[4:8]
     before = json.loads((folder / "summary.json").read_text())["samples"]["before"]
-    # No whole chain.
+    # A solo sample is not a whole chain.
     assert "team_reward" in before["chain"][0] and "team_reward" not in before["agent_1"][0]
 
 
-def test_it_may_take_the_place_of_rewards_of_responses(config):
+def test_a_team_reward_may_be_the_only_reward(config):
     records = run_iteration(make_trainer(config, [], team_reward=lengths), 0)
     assert all(record["task_reward"] == 0 and record["team_reward"] > 100 for record in records)
     assert all("equal_rewards" not in record["flags"] for record in records)
@@ -78,7 +78,7 @@ def test_it_may_take_the_place_of_rewards_of_responses(config):
         make_trainer(config, reward=[])
 
 
-def test_a_run_knows_it_by_its_source(config):
+def test_a_run_records_its_team_rewards_source(config):
     recorded = make_trainer(config, team_reward=lengths).task.fingerprint()
     assert recorded["team_reward"].endswith("test_team_reward.lengths")
     assert len(recorded["team_reward_sha256"]) == 16

@@ -1,4 +1,4 @@
-"""The trainer: Algorithm 1 on two small agents."""
+"""The trainer: Algorithm 1 on two small agents, the run's folder, callbacks and texts."""
 
 import itertools
 import json
@@ -24,8 +24,8 @@ from cory.task import Task
 from cory.trainer import CoryTrainer
 
 
-def test_each_role_reads_and_earns_what_the_paper_says(config):
-    """Over an exchange of roles, which carries on each agent's optimizer and KL coefficient."""
+def test_each_role_reads_and_earns_what_algorithm_1_says(config):
+    """After a role exchange, each agent keeps its optimizer state and KL coefficient."""
     trainer = make_trainer(config)
     reference = trainer.agents[0].learner.reference
     assert trainer.agents[1].learner.reference is reference
@@ -68,7 +68,7 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
         for role, name in enumerate((pioneer, observer)):
             assert seen[name]["same"]
             assert torch.allclose(seen[name]["rewards"], assign_credit(task_rewards)[role])
-    assert len(longest) > 1 and longest <= {3, 4, 5, 6}  # the limit is drawn
+    assert len(longest) > 1 and longest <= {3, 4, 5, 6}  # the length limit is drawn from 3 to 6
     for agent in trainer.agents:
         moments = agent.learner.optimizer.state.values()
         assert {int(state["step"]) for state in moments} == {16}  # 4 iterations of 4 epochs
@@ -76,8 +76,8 @@ def test_each_role_reads_and_earns_what_the_paper_says(config):
     assert torch.equal(torch.cat([p.flatten() for p in reference.parameters()]), frozen)
 
 
-def test_learners_restart_every_so_many_iterations(config):
-    """Whatever the roles do: they are exchanged every 2 iterations."""
+def test_learners_restart_every_reset_every_iterations(config):
+    """Restarts every 3 iterations do not depend on role exchanges every 2."""
     config.ppo.reward_scaling = True
     config.cory = CoryConfig(exchange_period=2, reset_every=3)
     trainer = make_trainer(config)
@@ -92,7 +92,7 @@ def test_learners_restart_every_so_many_iterations(config):
             assert learner.reward_moments.count == pytest.approx(8 * since)
             assert (record["kl_coef"] == config.ppo.init_kl_coef) == (since == 1)
         heads.append(trainer.agents[0].learner.model.v_head.summary.weight.detach().clone())
-    # The value head is part of the model, which the authors' scripts save whole: it goes on.
+    # The value head keeps its weights, since the authors' scripts save it with the model.
     moves = [(new - old).abs().max() for old, new in itertools.pairwise(heads)]
     assert max(moves) < 0.1 < heads[0].abs().max()
 
@@ -102,7 +102,7 @@ def test_without_knowledge_transfer_the_observer_reads_the_query(config):
     trainer = make_trainer(config)
     rollouts = trainer.iteration(0).rollouts
     assert rollouts[1].prompts == trainer.task.batch(0, 8, config.seed)["prompt"]
-    # Both agents begin as the same model; each role draws for itself.
+    # Both agents start as the same model, and roles sample with different random numbers.
     assert rollouts[0].prompts == rollouts[1].prompts
     assert rollouts[0].completions != rollouts[1].completions
 
@@ -111,7 +111,7 @@ def test_without_knowledge_transfer_the_observer_reads_the_query(config):
 
 
 class Watch(Callback):
-    """Records what it sees, and ends a run after its third iteration."""
+    """Records the calls of its methods, and ends a run after the third iteration."""
 
     def __init__(self):
         self.seen = []
@@ -134,7 +134,7 @@ class Watch(Callback):
 
 @pytest.fixture(scope="module")
 def trained(policy_folder, tmp_path_factory) -> tuple[CoryTrainer, Watch]:
-    """A trainer whose run a callback has ended, and that callback."""
+    """A trainer after a run that the callback Watch has ended, and the callback."""
     watch = Watch()
     config = make_config(policy_folder, tmp_path_factory.mktemp("trained"))
     trainer = make_trainer(config, callbacks=[Callback(), watch])
@@ -142,7 +142,7 @@ def trained(policy_folder, tmp_path_factory) -> tuple[CoryTrainer, Watch]:
     return trainer, watch
 
 
-def test_run_folder(trained):
+def test_files_and_keys_in_the_runs_folder(trained):
     folder = trained[0].run.folder
     metrics = read_rows(folder / "metrics.jsonl")
     assert [(m["iteration"], m["agent"]) for m in metrics] == [
@@ -171,7 +171,7 @@ def test_callbacks_see_every_step_and_can_end_a_run(trained):
     ]  # fmt: skip
 
 
-def test_saved_agents_open_without_trl_and_answer_alike(trained):
+def test_saved_agents_load_without_trl_and_give_the_same_logits(trained):
     trainer, _ = trained
     ids = torch.arange(3, 12)[None]
     logits = []
@@ -182,20 +182,20 @@ def test_saved_agents_open_without_trl_and_answer_alike(trained):
             logits.append(model(ids).logits)
             expected = agent.learner.policy.eval()(ids).logits
         assert torch.allclose(logits[-1], expected, atol=1e-5)
-        ours, saved = agent.tokenizer, AutoTokenizer.from_pretrained(folder)
-        assert saved(sentences(9))["input_ids"] == ours(sentences(9))["input_ids"]
+        saved = AutoTokenizer.from_pretrained(folder)
+        assert saved(sentences(9))["input_ids"] == agent.tokenizer(sentences(9))["input_ids"]
     assert not torch.allclose(*logits)
 
 
-def test_a_run_depends_on_its_seed_alone(trained, config, tmp_path):
-    """Not on global generators, nor on held-out queries, which may lack columns that nobody reads."""
-    got = []
+def test_a_runs_numbers_depend_only_on_its_seed(trained, config, tmp_path):
+    """Global generators and held-out evaluations change nothing. Held-out rows may lack columns that nothing reads."""
+    calls = []
     plain, _ = trained
 
     def reward(prompts, completions, role):
         torch.rand(3)
         np.random.rand()
-        got.append((prompts, role))
+        calls.append((prompts, role))
         return count_good(prompts, completions)
 
     rows = list(plain.task.dataset["prompt"])
@@ -215,9 +215,9 @@ def test_a_run_depends_on_its_seed_alone(trained, config, tmp_path):
         for row in run.history
     ]
     assert history == plain.run.history
-    samples, expected = (read_rows(one.folder / "samples.jsonl") for one in (run, plain.run))
+    samples, expected = (read_rows(r.folder / "samples.jsonl") for r in (run, plain.run))
     assert samples == expected
-    assert (asked * 2, ["pioneer"] * 4 + ["observer"] * 4) in got
+    assert (asked * 2, ["pioneer"] * 4 + ["observer"] * 4) in calls
 
     other = run_iteration(make_trainer(replace(config, seed=1, eval_every=0)), 0)
     assert other[0]["kl_coef"] == history[0]["kl_coef"]
@@ -241,7 +241,7 @@ def test_held_out_queries_are_checked_before_training(config, key, rows):
 
 
 def test_a_response_too_long_to_read_is_cut(config):
-    """Broken bytes are three tokens each when they are read: more than the context has room for."""
+    """Each U+FFFD takes three tokens when it is encoded again, which exceeds the context."""
     trainer = make_trainer(config)
     pioneer, observer = trainer.agents
     respond, seen = pioneer.respond, []
@@ -271,7 +271,7 @@ def test_special_tokens_never_reach_text(tokenizer):
     assert tokenizer.decode(spelled) == "<|endoftext|>"
     assert plain_texts(tokenizer, [torch.tensor(ids + spelled)]) == ["good film"]
     assert plain_texts(tokenizer, [torch.tensor(ids + nested)]) == ["good film"]
-    # As in the tokenizers of chat models, of which no setting names it.
+    # Chat models' tokenizers have special tokens that no named setting, such as `eos_token`, lists.
     unnamed = deepcopy(tokenizer)
     unnamed.add_tokens(AddedToken("<|turn|>", special=True))
     spelled = tokenizer("<|turn|>")["input_ids"]
@@ -279,17 +279,17 @@ def test_special_tokens_never_reach_text(tokenizer):
     assert plain_texts(unnamed, [torch.tensor(ids + spelled)]) == ["good film"]
 
 
-def test_what_is_warned_of_stands_in_summary_and_report(config):
+def test_summary_and_report_show_warnings(config):
     def sometimes(prompts, completions):
         return [None, *[1.0] * (len(completions) - 1)]
 
-    one = replace(config, iterations=1)
+    config = replace(config, iterations=1)
     with pytest.warns(UserWarning):
         sampling = replace(config.sampling, top_k=5)
-        folder = make_trainer(replace(one, sampling=sampling), sometimes).train().folder
+        folder = make_trainer(replace(config, sampling=sampling), sometimes).train().folder
     notes = json.loads((folder / "summary.json").read_text())["notes"]
     page = (folder / "report.html").read_text()
     for words in ("samples are off-policy", "returned None for a row"):
         assert any(words in note for note in notes) and words in page
-    again = make_trainer(replace(one, output=f"{config.output}-again")).train().folder
+    again = make_trainer(replace(config, output=f"{config.output}-again")).train().folder
     assert "notes" not in json.loads((again / "summary.json").read_text())

@@ -1,4 +1,4 @@
-"""Runs that sample by an engine."""
+"""Training runs whose responses an inference engine samples."""
 
 from dataclasses import replace
 
@@ -9,11 +9,11 @@ from cory.run.folder import read_rows
 
 
 def train(config: Config) -> list[dict]:
-    """The records of a run."""
+    """Trains and returns the run's metrics records."""
     return read_rows(make_trainer(config).train().folder / "metrics.jsonl")
 
 
 def learner(config: Config, algorithm: str, rank: int) -> Config:
-    """The settings of a run with another learner."""
+    """Returns the settings with another learner and LoRA rank."""
     group = {"algorithm": algorithm, "group_size": 1 if algorithm == "ppo" else 4}
     return replace(config, lora=LoraConfig(rank=rank), **group)

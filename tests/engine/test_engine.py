@@ -1,4 +1,4 @@
-"""Sampling by an engine, against a stand-in for vLLM's server; test_vllm.py has the real one."""
+"""Sampling by an engine, tested against a stand-in for vLLM's server. test_vllm.py uses the real server."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ def server(policy_folder):
 
 @pytest.fixture
 def settings(config, server) -> Config:
-    """Updates large enough that old weights would show."""
+    """Settings whose updates are so large that sampling from old weights would be noticed."""
     sampling = replace(config.sampling, engine="vllm", engine_url=server.url, stop=["good"])
     ppo = replace(config.ppo, learning_rate=1e-2)
     return replace(config, sampling=sampling, ppo=ppo, sample_every=0, iterations=2)
@@ -36,7 +36,7 @@ def settings(config, server) -> Config:
 def test_responses_come_from_the_weights_of_each_iteration(
     settings, server, algorithm, rank, temperature
 ):
-    """A LoRA run also restores the base that another run has left."""
+    """The run with LoRA starts on a server that holds another base model, and replaces it."""
     server.processed = True
     sampling = replace(settings.sampling, temperature=temperature)
     settings = replace(settings, sampling=sampling)
@@ -44,27 +44,27 @@ def test_responses_come_from_the_weights_of_each_iteration(
         server.model = make_gpt2(make_agents(settings)[0].tokenizer, seed=5)
     records = train(learner(settings, algorithm, rank))
     assert max(record["engine_difference"] for record in records) < 1e-5
-    assert len(server.adapters) == (2 if rank else 0)  # those of earlier updates are unloaded
-    # Weights go through the folder of the run, which keeps none of them.
-    places = [
+    assert len(server.adapters) == (2 if rank else 0)  # earlier updates' adapters are unloaded
+    # Weights are passed to the server in the run's folder and deleted afterwards.
+    paths = [
         body["lora_path"] if path == "/v1/load_lora_adapter" else body["kwargs"]["weights_path"]
         for path, body in server.requests
         if path in ("/v1/load_lora_adapter", "/collective_rpc")
     ]
     folder = Path(settings.output).resolve()
-    assert places and all(Path(place).is_relative_to(folder) for place in places)
-    assert not any(Path(place).parent.exists() for place in places)
+    assert paths and all(Path(path).is_relative_to(folder) for path in paths)
+    assert not any(Path(path).parent.exists() for path in paths)
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_a_server_that_keeps_old_weights_shows(settings, server, rank):
+def test_stale_weights_on_the_server_show_in_the_metrics(settings, server, rank):
     server.stale = True
     ppo = replace(settings.ppo, learning_rate=5e-4)
     records = train(replace(learner(settings, "ppo", rank), ppo=ppo))
     assert records[0]["engine_difference"] < 1e-5  # before the first update
     assert records[-1]["engine_difference"] > 1e-3
     assert records[0]["engine_ratio"] == pytest.approx(1, abs=1e-4)
-    assert abs(records[-1]["engine_ratio"] - 1) > 1e-4  # the samples are weighed
+    assert abs(records[-1]["engine_ratio"] - 1) > 1e-4  # importance weights correct the samples
 
 
 def test_requests_ask_for_exact_sampling(settings, server, monkeypatch):
@@ -89,22 +89,22 @@ def test_requests_ask_for_exact_sampling(settings, server, monkeypatch):
     }  # fmt: skip
     for body in asked:
         assert body | expected == body
-        assert "seed" not in body  # it would give equal prompts equal responses
+        assert "seed" not in body  # a seed would give equal prompts equal responses
     assert [len(body["prompt"]) for body in asked] == [3, 3, 1]
     assert [ids for body in asked for ids in body["prompt"]] == agent.encode(texts)
     rows = zip(
         rollout.prompt_ids, rollout.response_ids, rollout.logprobs, rollout.completions, strict=True
     )
-    for query, response, theirs, text in rows:  # each row has its own response
-        assert 1 <= len(response) == len(theirs) <= 6 and "good" not in text
+    for query, response, engine_logprobs, text in rows:  # each row is paired with its own response
+        assert 1 <= len(response) == len(engine_logprobs) <= 6 and "good" not in text
         with torch.no_grad():
             logits = agent.policy(torch.cat([query, response])[None]).logits[0, len(query) - 1 : -1]
-        ours = logits.log_softmax(-1).gather(-1, response[:, None])[:, 0]
-        assert torch.allclose(ours, theirs, atol=1e-5)
+        logprobs = logits.log_softmax(-1).gather(-1, response[:, None])[:, 0]
+        assert torch.allclose(logprobs, engine_logprobs, atol=1e-5)
 
 
 def test_roles_and_branches_go_with_an_engine(settings, server):
-    """Each role asks with its own limit and stops; two observers answer after each response of the pioneer."""
+    """Each role requests its own length limit and stop strings; two observers answer each pioneer response."""
     roles = [RoleConfig("writer", max_new_tokens=3), RoleConfig(max_new_tokens=5, stop=["film"])]
     config = replace(settings, branches=2, roles=roles, iterations=1)
     records = train(config)
@@ -115,15 +115,16 @@ def test_roles_and_branches_go_with_an_engine(settings, server):
 
 
 def test_a_killed_engine_ends_the_run_which_continues_with_another(settings, server, policy_folder):
-    server.dies_at = 4 + 2 * 1 + 1  # fixed samples, an iteration, a pioneer
+    # The server answers 4 requests for the fixed samples, 2 for an iteration and 1 for the next pioneer.
+    server.dies_at = 4 + 2 * 1 + 1
     saved = replace(settings, checkpoint=CheckpointConfig(save_every=1))
     with pytest.raises(UserError, match=r"^(iteration 1: )?sampling.engine_url: ") as caught:
         train(saved)
     assert "iter-000001" in "".join(caught.value.__notes__)
     before = (Path(settings.output) / "metrics.jsonl").read_text()
     with serving(policy_folder) as another:
-        elsewhere = replace(settings.sampling, engine_url=another.url)
-        records = train(replace(settings, resume=settings.output, sampling=elsewhere))
+        sampling = replace(settings.sampling, engine_url=another.url)
+        records = train(replace(settings, resume=settings.output, sampling=sampling))
     assert len(records) == 4 and max(record["engine_difference"] for record in records) < 1e-5
     assert (Path(settings.output) / "metrics.jsonl").read_text().startswith(before)
 
@@ -141,17 +142,17 @@ def test_a_killed_engine_ends_the_run_which_continues_with_another(settings, ser
         ("agents", {}, {"agents": [{"model": {"revision": "v1"}}, {}]}),
     ],
 )
-def test_what_no_run_can_be_sampled_with_is_refused(
+def test_unusable_servers_and_settings_are_refused(
     settings, server, tokenizer, monkeypatch, key, server_has, changes
 ):
     monkeypatch.setattr("cory.models.vllm.CACHE_RESETS", 2)
     for name, value in server_has.items():
         is_model = name == "model"
-        another = make_gpt2(tokenizer, seed=5, initializer_range=0.5) if is_model else value
-        setattr(server, name, another)
-    ours = {name: changes[name] for name in changes if name.startswith("engine")}
-    others = {name: changes[name] for name in changes if name not in ours}
-    settings = replace(settings, sampling=replace(settings.sampling, **ours), **others)
+        other_model = make_gpt2(tokenizer, seed=5, initializer_range=0.5) if is_model else value
+        setattr(server, name, other_model)
+    sampling = {name: changes[name] for name in changes if name.startswith("engine")}
+    others = {name: changes[name] for name in changes if name not in sampling}
+    settings = replace(settings, sampling=replace(settings.sampling, **sampling), **others)
     with pytest.raises(UserError, match=key):
         if others:
             Engine(settings)
@@ -159,7 +160,9 @@ def test_what_no_run_can_be_sampled_with_is_refused(
     assert not list(Path(settings.output).glob("checkpoints/*"))
 
 
-def test_other_servers_and_the_server_that_wants_a_key(settings, server, monkeypatch):
+def test_servers_of_other_programs_are_refused_and_the_api_key_is_sent(
+    settings, server, monkeypatch
+):
     for answer in ({}, {"data": [{"id": "another server's model"}]}):
         with (
             mock.patch.object(Engine, "_ask", return_value=answer),
@@ -172,8 +175,8 @@ def test_other_servers_and_the_server_that_wants_a_key(settings, server, monkeyp
     agent = make_agents(settings)[0]
     agent.respond(
         ["the film"], settings.sampling, torch.Generator()
-    )  # the cache is emptied at the second request
-    # As of a proxy that has lost its server.
+    )  # the server empties its cache at the second request
+    # A proxy whose server is gone answers without choices.
     with (
         mock.patch.object(Engine, "_hand_over", return_value="base"),
         mock.patch.object(Engine, "_ask", return_value={}),

@@ -1,4 +1,4 @@
-"""Sampling by vLLM itself, on a CPU. CORY_VLLM names the Python of an environment that has it: docs/scaling.md."""
+"""Sampling by a real vLLM server on the CPU. CORY_VLLM names a Python that has vLLM (docs/scaling.md)."""
 
 import math
 import os
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(not PYTHON, reason="CORY_VLLM names no Python wi
 
 
 class Started:
-    """A server of its own process group, at `url`; `start` also starts it again."""
+    """A vLLM server at `url`, in a separate process group; `start` can also restart it."""
 
     def __init__(self, folder, log) -> None:
         with socket.socket() as free:
@@ -81,7 +81,9 @@ def test_twenty_iterations_sample_from_the_weights_of_each(settings, algorithm, 
 
 
 @pytest.mark.parametrize("correction", ["sequence_mask", "none"])
-def test_samples_of_weights_one_update_old_are_weighed(settings, monkeypatch, correction):
+def test_importance_ratios_correct_samples_from_weights_one_update_old(
+    settings, monkeypatch, correction
+):
     """The server gets each agent's adapter one update late."""
     hand_over, kept = Engine._hand_over, {}
 
@@ -110,7 +112,8 @@ def test_samples_of_weights_one_update_old_are_weighed(settings, monkeypatch, co
         assert all(0.5 < ratio < 2 and ratio != 1 for ratio in ratios)
 
 
-def test_tokens_are_drawn_with_the_probabilities_of_the_policy(settings):
+def test_tokens_follow_the_probabilities_of_the_policy(settings):
+    """A chi-square test of 4,000 single-token responses to one prompt."""
     agent, count = make_agents(settings)[0], 4000
     prompt = agent.encode(["the film"])[0]
     probabilities = agent.policy(torch.tensor([prompt])).logits[0, -1].softmax(-1).detach()
@@ -125,7 +128,7 @@ def test_tokens_are_drawn_with_the_probabilities_of_the_policy(settings):
     assert abs(chi_square - degrees) < 4 * math.sqrt(2 * degrees)
 
 
-def test_responses_end_as_those_of_the_policy_do(settings):
+def test_responses_end_at_an_end_token_a_stop_string_or_the_limit(settings):
     sampling = replace(settings.sampling, stop=["go", "ry"], max_new_tokens=40)
     agent = make_agents(replace(settings, sampling=sampling))[0]
     rollout = agent.respond(["the film was a"] * 300, sampling, torch.Generator())

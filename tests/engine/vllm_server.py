@@ -1,4 +1,4 @@
-"""A stand-in for vLLM's server: the requests of `cory.models.vllm`, answered by transformers in this process."""
+"""A stand-in for vLLM's server: transformers answers the requests of `cory.models.vllm` in this process."""
 
 import copy
 import json
@@ -15,12 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 class Server:
-    """Its weights, and what it was asked: `requests` has (path, body) in order.
+    """The server's weights and settings. `requests` lists each request's (path, body) in order.
 
-    With `stale` it says that it has taken over weights and keeps the old ones. It ends the connection, as a killed
-    server does, from the request for completions on whose number is `dies_at`. It refuses to empty its cache
-    `kept_cache` times. With `processed` its log-probabilities are those at the temperature, as with
-    `--logprobs-mode processed_logprobs`.
+    Attributes that a test may set:
+        stale: The server confirms new weights but keeps the old ones.
+        dies_at: After this many completion requests, the server ends connections, as a killed server does.
+        kept_cache: The number of times that the server refuses to empty its cache.
+        processed: The log-probabilities are taken at the sampling temperature, as with
+            `--logprobs-mode processed_logprobs`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +36,7 @@ class Server:
         self.processed = False
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
-        """The status and JSON of a request."""
+        """Returns the status and the JSON of the answer to a request."""
         self.requests.append((path, body))
         if path == "/v1/models":
             names = [{"id": "base", "max_model_len": self.longest, "parent": None}]
@@ -69,11 +71,11 @@ class Server:
             self.complete(model, prompt, body) | {"index": i}
             for i, prompt in enumerate(body["prompt"])
         ]
-        return 200, {"choices": choices[::-1]}  # the order is not promised
+        return 200, {"choices": choices[::-1]}  # vLLM does not promise an order
 
     @torch.no_grad()
     def complete(self, model: Any, prompt: list[int], body: Any) -> dict[str, Any]:
-        """Token by token, without a cache."""
+        """Samples a response token by token, without a cache."""
         new, logprobs = [], []
         while len(new) < body["max_tokens"]:
             logits = model(torch.tensor([prompt + new])).logits[0, -1]
@@ -90,7 +92,7 @@ class Server:
 
 @contextmanager
 def serving(folder: Path) -> Iterator[Server]:
-    """The stand-in with the model of a folder, at `.url`."""
+    """Serves the model in `folder` at the yielded server's `url`."""
     server = Server(folder)
 
     class Handler(BaseHTTPRequestHandler):
@@ -98,7 +100,7 @@ def serving(folder: Path) -> Iterator[Server]:
 
         def do_GET(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))) or "null")
-            with server.lock:  # one at a time
+            with server.lock:  # one request at a time
                 server.completions += self.path == "/v1/completions"
                 if 0 <= server.dies_at < server.completions:
                     self.close_connection = True

@@ -1,8 +1,8 @@
-"""Settings of evaluations."""
+"""Settings for evaluations."""
 
 from cory.config import EvaluationConfig
 
 
 def settings(tmp_path, **changes) -> EvaluationConfig:
-    """The settings of an evaluation of seconds."""
+    """Returns settings for an evaluation that takes seconds."""
     return EvaluationConfig(device="cpu", output=str(tmp_path / "evaluation"), **changes)

@@ -1,4 +1,4 @@
-"""What rows of chains count: KL, tokens and calls of all responses, team rewards; choices among responses."""
+"""Costs and rewards in an evaluation's rows: KL, tokens and calls summed over a chain, team rewards, majority votes."""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -42,7 +42,7 @@ def task(**changes):
 
 @pytest.fixture
 def three_calls():
-    """A chain of three: one, then two, then three. Two queries with two samples each."""
+    """Records of a chain of three models, one, two and three, with two samples for each of two queries."""
     return {
         "one": [record([0, 0], [1.0, 3.0]), record([0, 0], [2.0, 2.0])],
         "two": [record([0, 1], [0.5, 0.5], "one", prompt_tokens=(7, 9))] * 2,
@@ -51,7 +51,7 @@ def three_calls():
 
 
 def test_a_chain_counts_all_of_its_calls(three_calls):
-    """By hand: KL 2 + 0.5 + 5, tokens read 5 + 8 + 10.5, written 3 + 3 + 1."""
+    """Expected sums: KL 2 + 0.5 + 5, tokens read 5 + 8 + 10.5, tokens written 3 + 3 + 1."""
     one, two, three = table_rows(three_calls, QUERIES, task(), EvaluationConfig(samples=2), ETA)
     assert [row["calls"] for row in (one, two, three)] == [1, 2, 3]
     assert [row["kl"] for row in (one, two, three)] == [2, 0.5, 5]
@@ -63,8 +63,8 @@ def test_a_chain_counts_all_of_its_calls(three_calls):
     assert one["combined_reward"] == pytest.approx(0 - ETA * 2)
 
 
-def test_intervals_are_of_the_sums_over_calls():
-    """Two queries of KL 101 + 102 and 103 + 100: no spread of the sums, though both calls have one."""
+def test_intervals_are_computed_from_sums_over_calls():
+    """Two queries with KL 101 + 102 and 103 + 100: each call's KL varies, but the sums are equal."""
     records = {
         "one": [record([0], [101.0], completions="a"), record([0], [103.0], completions="a")],
         "two": [record([0], [102.0], "one", "a"), record([0], [100.0], "one", "a")],
@@ -75,7 +75,7 @@ def test_intervals_are_of_the_sums_over_calls():
 
 
 def test_an_interval_that_would_leave_the_range_of_its_metric_is_none():
-    """Two queries. The KL would be 1.5 +- 6.4 and the perplexity 148 +- 1886; a reward may be negative."""
+    """KL 1.5 +- 6.4 and perplexity 148 +- 1886 would reach below 0. A reward may be negative."""
     first = record([-1.0], [1.0], completions="a", tokens=[2], base_nll=[8.0])
     second = record([0.5], [2.0], completions="a", tokens=[2], base_nll=[12.0])
     (row,) = table_rows({"one": [first, second]}, QUERIES, task(), EvaluationConfig(), ETA)
@@ -92,7 +92,7 @@ def test_a_team_reward_is_counted_beside_the_last_response(three_calls):
     assert three["combined_reward"] == pytest.approx(1.5 + 15 - ETA * 7.5)
 
 
-def test_no_combined_reward_lacks_the_team_reward_of_its_task(three_calls):
+def test_rows_without_a_team_reward_have_no_combined_reward(three_calls):
     teamwork = task(team_reward=variety)
     with_team = [
         record([1, 2], [4.0, 6.0], "two", team_rewards=rewards) for rewards in ([1.0, 3.0], [4, 6])
@@ -105,14 +105,14 @@ def test_no_combined_reward_lacks_the_team_reward_of_its_task(three_calls):
     assert three["combined_reward"] == pytest.approx(1.5 + 3.5 - ETA * 7.5)
 
 
-def test_a_vote():
-    """A tie goes to the first; no answer is no vote."""
+def test_majority_vote():
+    """The first answer wins a tie. Responses without an answer do not vote."""
     assert majority(["5", "7", "7"]) == 1 and majority(["7", "5", "5", "7"]) == 0
     assert majority([None, "5", None]) == 1 and majority([None, None]) == 0
     assert majority([Fraction(1, 2), Fraction(3), Fraction(2, 4)]) == 0
 
 
-def test_there_is_no_pass_at_k_of_other_rewards_than_0_and_1():
+def test_pass_at_k_is_only_reported_for_rewards_0_and_1():
     settings = EvaluationConfig(samples=2, ks=[1, 2])
     for rewards, expected in (([0.0, 1.0], 0.5), ([0.2, 1.2], None)):
         records = {"base": [record(rewards, [0.0, 0.0])] * 2}
@@ -120,21 +120,23 @@ def test_there_is_no_pass_at_k_of_other_rewards_than_0_and_1():
         assert row.get("pass@1") == expected
 
 
-def test_choices_are_made_in_groups_of_k():
-    """By hand, groups of 2 of 5: (x, y) and (y, y), the fifth is left out."""
+def test_majority_votes_are_taken_in_groups_of_k():
+    """Five responses make two groups of 2, (x, y) and (y, y); the fifth is left out."""
     rewards = [3.0, 0.0, 1.0, 9.0, 100.0]
     assert majority_at_k(["x", "y", "y", "y", "z"], rewards, 2) == (3 + 1) / 2
-    # The first of the three y.
+    # The vote picks the first of the three y.
     assert majority_at_k(["x", "y", "y", "y", "z"], rewards, 5) == 0
 
 
-def test_votes_are_columns_of_each_k():
+def test_each_k_above_1_has_a_column_of_majority_votes():
     texts = ["It is 3.", "It is 4.", "It is 4.", "none"]
     lengths = {"prompt_tokens": [5] * 4, "tokens": [2] * 4}
     solo = record([1, 0, 0, 1], [0.0] * 4, completions=texts, **lengths)
     ks = EvaluationConfig(samples=4, ks=[1, 2, 4])
     (one,) = table_rows({"one": [solo] * 2}, QUERIES, task(extract=extract), ks, ETA)
-    assert one["maj@2"] == (1 + 0) / 2  # 3 is first of a tie; 4 has the only vote
+    assert (
+        one["maj@2"] == (1 + 0) / 2
+    )  # 3 wins the tie in the first pair, 4 has the second's only vote
     assert one["maj@4"] == 0
     assert "maj@1" not in one
 
@@ -158,15 +160,15 @@ def rows():
 
 
 def trained(config, task, name, tmp_path, **changes):
-    """The folder of a run."""
+    """Trains and returns the run's folder."""
     run = replace(config, **{"output": str(tmp_path / name), **changes})
     return CoryTrainer(run, make_agents(run), task).train().folder
 
 
-def test_an_agent_whose_role_is_none_of_the_chain_answers_once_with_its_own_prompt(
+def test_an_agent_whose_role_is_not_in_the_chain_answers_once_with_its_own_prompt(
     config, rows, tmp_path
 ):
-    """Such as one that reads at once what the chain's roles read in parts."""
+    """For example, an agent that reads at once what the chain's roles read in parts."""
     task = Task(rows, count_good, PROMPTS)
     config = replace(config, iterations=1)
     pair = trained(config, task, "pair", tmp_path, roles=ROLES[:2])
@@ -187,7 +189,10 @@ def test_an_agent_whose_role_is_none_of_the_chain_answers_once_with_its_own_prom
 def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     config, rows, policy_folder, tmp_path
 ):
-    """Its rivals answer as often; a frozen agent's part of the KL is 0; a single agent reads the chain's prompts."""
+    """The chain is compared with models that answer three times and read the same prompts.
+
+    The frozen agent contributes a KL of 0.
+    """
     teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
     frozen = [{}, {"model": {"name": str(policy_folder)}, "trained": False}, {}]
     config = replace(config, iterations=2, cory=CoryConfig(num_agents=3, exchange_period=0))
@@ -199,7 +204,7 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     by_name = {row["name"]: row for row in done.rows}
     rivals = {"base after itself after itself", "one/agent_1 after itself after itself"}
     assert rivals <= {*by_name}
-    assert "base of three/agent_2" not in by_name  # its base is itself
+    assert "base of three/agent_2" not in by_name  # the frozen agent is its own base
     assert {row["calls"] for row in done.rows if "team_reward" in row} == {1, 3}
 
     by_row = read_responses(done.folder)
@@ -219,7 +224,7 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     expected = row["task_reward"] + row["team_reward"] - config.ppo.init_kl_coef * row["chain_kl"]
     assert row["combined_reward"] == pytest.approx(expected)
 
-    twice = by_row["one/agent_1 after itself", 0]  # its run has the first role alone
+    twice = by_row["one/agent_1 after itself", 0]  # trained in the first role only
     first = by_row["one/agent_1", 0]["completions"][0]
     assert twice["role"] == "critic" and twice["prompt"] == f"{first} {rows['prompt'][0]}"
     page = (done.folder / "report.html").read_text()
@@ -230,7 +235,7 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
 def test_the_kl_of_a_frozen_agent_of_another_run_is_to_that_runs_base(
     config, rows, llama_folder, tmp_path, rank
 ):
-    """As in the evaluation of that run; also where it is frozen a second time."""
+    """Its KL equals the one in that run's evaluation, even if a third run uses the agent again."""
     task = Task(rows, count_good, PROMPTS)
     config = replace(config, iterations=2)
     first = trained(config, task, "first", tmp_path, lora=LoraConfig(rank=rank))
@@ -245,13 +250,13 @@ def test_the_kl_of_a_frozen_agent_of_another_run_is_to_that_runs_base(
     assert kl["first/agent_1"] > 1e-3
     for name in ("second/agent_2", "third/agent_2"):
         assert kl[name] == pytest.approx(kl["first/agent_1"], rel=1e-3)
-    # That base is `base`, not another candidate.
+    # The base of the first run's agent is `base` and gets no further row.
     bases = {name for name in kl if name.startswith("base")}
     assert bases == {"base", "base after itself", "base of third/agent_1"}
 
 
 def test_team_rewards_are_the_same_whichever_runs_are_named_first(finished, config, rows, tmp_path):
-    """An agent after itself has what a pair's chain has."""
+    """Pairs and single agents that answer after themselves both get team rewards."""
     teamwork = Task(rows, count_good, PROMPTS, team_reward=variety)
     alone = CoryConfig(num_agents=1)
     one = trained(config, teamwork, "one", tmp_path, iterations=1, cory=alone)

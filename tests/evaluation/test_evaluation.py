@@ -1,4 +1,4 @@
-"""One evaluator for any task: solo, joint and compute-matched rows, each model as its run had it."""
+"""The evaluator: solo, joint and compute-matched rows, with the settings of each model's run."""
 
 import json
 import math
@@ -51,10 +51,10 @@ def held_out():
 
 
 @pytest.mark.usefixtures("drawn_figures")
-def test_a_run_of_two_agents_beside_one_of_a_single_agent(
+def test_a_run_of_two_agents_is_compared_with_a_single_agent(
     finished, config, held_out, tmp_path, monkeypatch
 ):
-    """Joint: an agent reads the other one's response; compute-matched: its own first answer."""
+    """In a joint row, an agent reads the other agent's response; in a compute-matched row, its own first answer."""
     ppo = make_run(config, 1, iterations=1, output=str(tmp_path / "ppo"))
     chosen = settings(tmp_path, samples=2, ks=[1, 2], greedy=True)
     read_greedily = []
@@ -87,19 +87,19 @@ def test_a_run_of_two_agents_beside_one_of_a_single_agent(
             assert f'Improve "{query}{alone["greedy"]}": {query}' in read_greedily
     figure = figure_of((done.folder / "report.html").read_text())
     assert "ppo/agent_1 after itself" in figure and "95 % intervals over queries" in figure
-    # The rewards are no successes.
+    # pass@k needs rewards of 0 and 1.
     assert "pass@k" not in figure
 
 
 def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer):
-    """Two runs of other models: untrained, each has a KL of 0, also where the other run is the first."""
+    """Each untrained agent has a KL of 0 to the model that its run started from, whichever run is named first."""
     other = tmp_path / "other"
     make_gpt2(tokenizer, seed=1).save_pretrained(other)
     tokenizer.save_pretrained(other)
     untrained = replace(config, iterations=1, ppo=replace(config.ppo, learning_rate=1e-12))
     ppo = make_run(untrained, 1, output=str(tmp_path / "ppo"))
-    of_other = make_run(untrained, 1, model=ModelConfig(str(other)))
-    done = evaluate([ppo, of_other], held_out, settings(tmp_path))
+    other_run = make_run(untrained, 1, model=ModelConfig(str(other)))
+    done = evaluate([ppo, other_run], held_out, settings(tmp_path))
     rows = {row["name"]: row for row in done.rows}
     (note,) = json.loads((done.folder / "evaluation.json").read_text())["notes"]
     assert re.search(
@@ -111,7 +111,7 @@ def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer
     assert rows["base of run/agent_1"]["kl"] == 0
 
 
-def test_a_fully_trained_agent_is_quantized_as_its_base_is(config):
+def test_a_fully_trained_agent_is_quantized_like_its_base(config):
     folder = make_run(replace(config, iterations=1))
     for changes in ({}, {"quantization": "4bit"}):
         for source in agent_sources(folder, config, changes).values():
@@ -119,7 +119,7 @@ def test_a_fully_trained_agent_is_quantized_as_its_base_is(config):
 
 
 def test_a_base_with_other_tokens_is_refused(config, held_out, policy_folder, tmp_path, tokenizer):
-    """Also one with as many of them: a KL between them would be of words that have nothing in common."""
+    """An equally large vocabulary is refused, too, since the KL would compare unrelated tokens."""
     other = tmp_path / "other"
     make_gpt2(tokenizer).save_pretrained(other)
     train_tokenizer(sentences(200)[::-1][:150], vocab_size=len(tokenizer)).save_pretrained(other)
@@ -131,7 +131,7 @@ def test_a_base_with_other_tokens_is_refused(config, held_out, policy_folder, tm
     assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
-def test_a_kl_that_is_not_finite_is_an_error_and_no_cell(policy_folder):
+def test_a_kl_that_is_not_finite_is_an_error(policy_folder):
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     base, _ = load.load_policy(ModelConfig(str(policy_folder)))
     base.lm_head.register_forward_hook(lambda module, args, output: output * math.nan)
@@ -139,8 +139,8 @@ def test_a_kl_that_is_not_finite_is_an_error_and_no_cell(policy_folder):
         respond(answering(model, tokenizer), base, ["the film"], SamplingConfig(5, 5))
 
 
-def test_chains_are_those_that_were_trained(config, held_out, tmp_path):
-    """Two agents in three roles, and agents that do not read."""
+def test_evaluated_chains_are_those_of_training(config, held_out, tmp_path):
+    """Two agents that share three roles, and agents that do not read each other's responses."""
     long = replace(config, iterations=1, cory=replace(config.cory, chain_length=3))
     run = make_run(long)
     lineup = line_up(held_out, settings(tmp_path, models=[str(run)], kl_coef=0.0))
@@ -152,7 +152,7 @@ def test_chains_are_those_that_were_trained(config, held_out, tmp_path):
     assert [row.name for row in lineup.rows if row.reads] == ["base after itself"]
 
 
-def test_a_query_that_is_too_long_is_found_before_any_is_answered(
+def test_a_query_that_is_too_long_is_refused_before_any_is_answered(
     held_out, policy_folder, tmp_path
 ):
     rows = [*held_out.dataset["prompt"][:3], "word " * 200]
@@ -162,9 +162,7 @@ def test_a_query_that_is_too_long_is_found_before_any_is_answered(
     assert not list((tmp_path / "evaluation").glob("*.json*"))
 
 
-def test_the_sampled_kl_stands_beside_the_full_one_where_a_run_penalizes_it(
-    config, held_out, tmp_path
-):
+def test_the_sampled_kl_is_reported_if_a_run_penalizes_it(config, held_out, tmp_path):
     full = make_run(config, 1, iterations=1, output=str(tmp_path / "full"))
     sampled = replace(config, ppo=replace(config.ppo, kl_penalty="kl"))
     run = make_run(sampled, 2, iterations=1, output=str(tmp_path / "sampled"))
@@ -186,19 +184,19 @@ def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_p
     rows = evaluate([folder], held_out, settings(tmp_path)).rows
     one, two = (row["kl"] for row in rows[1:3])
     assert one > 0 and two > 0 and one != two and rows[0]["kl"] == pytest.approx(0, abs=1e-6)
-    # The same numbers as with a base of its own for each.
+    # A base that is loaded separately gives the same numbers.
     policy, tokenizer = load.load_policy(ModelConfig(str(folder / "agent_2")), merge=False)
     base, _ = load.load_policy(config.model)
     sampling = replace(config.sampling, min_new_tokens=1)
     prompts = list(held_out.dataset["prompt"])
     agent = answering(policy, tokenizer, adapter="default")
     _, divergences = respond(agent, base, prompts, sampling, batch_size=100)
-    assert fmean(each.kl for each in divergences) == pytest.approx(two, rel=1e-5)
+    assert fmean(divergence.kl for divergence in divergences) == pytest.approx(two, rel=1e-5)
 
 
 @pytest.mark.parametrize("other_base", [False, True])
 def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_base):
-    """Its agents are adapters on that one, merged into its own base."""
+    """The run trained a second adapter, on the first adapter merged into its base."""
     config = replace(config, iterations=2, lora=LoraConfig(rank=4))
     first = make_run(config, 1)
     start = replace(config.model, name=str(first / "agent_1"))
@@ -215,12 +213,12 @@ def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_ba
     base, _ = load.load_policy(kl_base)
     agent = answering(policy, tokenizer, adapter="default")
     _, divergences = respond(agent, base, prompts, sampling, batch_size=100)
-    kl = fmean(each.kl for each in divergences)
+    kl = fmean(divergence.kl for divergence in divergences)
     assert kl > 0 and rows[1]["kl"] == pytest.approx(kl, rel=1e-4)
 
 
-def test_the_rows_of_one_run_are_those_beside_the_first_one(config, held_out, tmp_path):
-    """Its base, prompts and number of calls count, as an experiment's runs are evaluated one by one."""
+def test_evaluating_one_of_several_runs_gives_the_same_rows(config, held_out, tmp_path):
+    """With `only`, the first run still sets the base, the prompts and the number of calls."""
     long = replace(config, iterations=1, cory=replace(config.cory, chain_length=3))
     first, second = make_run(long), make_run(long, 1, output=str(tmp_path / "second"), seed=1)
     both = evaluate([first, second], held_out, settings(tmp_path / "both")).rows
@@ -259,7 +257,7 @@ def test_a_reward_that_was_changed_since_training_is_named(finished, held_out, t
 
 
 @pytest.mark.filterwarnings("default")
-def test_what_is_warned_of_stands_in_the_report(held_out, policy_folder, tmp_path):
+def test_the_report_shows_warnings(held_out, policy_folder, tmp_path):
     def sometimes(prompts, completions):
         warnings.warn("as a library does", stacklevel=1)
         return [None, *([1.0] * (len(completions) - 1))]
@@ -274,7 +272,7 @@ def test_what_is_warned_of_stands_in_the_report(held_out, policy_folder, tmp_pat
 def test_an_observer_draws_other_random_numbers_than_the_pioneer(
     config, held_out, policy_folder, tmp_path
 ):
-    """With a model that finds all tokens equally likely, responses are the random numbers themselves."""
+    """The model finds all tokens equally likely, so responses differ only if the random numbers do."""
     model, tokenizer = load.load_policy(ModelConfig(str(policy_folder)))
     with torch.no_grad():
         model.lm_head.weight.zero_()
@@ -302,7 +300,7 @@ def test_rewards_are_computed_as_in_training_whatever_the_precision(
     assert set(kinds) == {torch.float32}
 
 
-def test_copies_of_what_was_read_are_counted(held_out):
+def test_the_share_of_responses_that_copy_their_input_is_reported(held_out):
     common = {"rewards": [0.0, 0.0], "kl": [0.0, 0.0], "base_nll": [1.0, 1.0]}
     common |= {"tokens": [1, 1], "prompt_tokens": [1, 1]}
     solo = [{**common, "completions": texts, "read": None} for texts in ([" a b", "c"], ["d", "e"])]
@@ -317,7 +315,7 @@ def test_copies_of_what_was_read_are_counted(held_out):
 
 
 def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
-    """Half of the held-out queries stand in the training of the run; of others the rows are not known."""
+    """Two of four held-out queries were trained on. If other rows are given as training rows, the share is unknown."""
     query = finished.task.dataset["prompt"][0]
     asked = [query, query, "my own", "the new film"]
     held_out = Task.from_prompts(asked, count_good, PROMPTS)
@@ -330,7 +328,7 @@ def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
         assert saved["in_training"] == {"run": share}
 
 
-def test_shorter_responses_than_the_run_drew_can_be_asked_for():
+def test_an_evaluation_may_ask_for_shorter_responses_than_training():
     sampling = SamplingConfig(min_new_tokens=16, max_new_tokens=16)
     assert sampling.after_training({"max_new_tokens": 8}) == SamplingConfig(
         min_new_tokens=1, max_new_tokens=8

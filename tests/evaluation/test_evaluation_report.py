@@ -1,4 +1,4 @@
-"""What the page of an evaluation shows."""
+"""An evaluation's report page: tables, completions, row labels and colours."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from cory.evaluation.plots import CORY, PPO, evaluation_colours, plot_bars
 from cory.evaluation.report import evaluation_page, row_labels
 
 
-def test_the_page_of_an_evaluation(tmp_path):
+def test_the_page_has_tables_notes_and_completions(tmp_path):
     page = evaluation_page(write_evaluation(tmp_path / "e"))
     table, costs = page.tables
     assert page.notes == ["a caveat"]
@@ -49,7 +49,7 @@ def test_rows_of_an_evaluation_have_the_colour_of_their_run():
 COMMON = "-name=gpt2-imdb-small-batch_size=16-mini_batch_size=16-dataset=train.parquet"
 
 
-def test_rows_of_an_evaluation_are_labelled_by_what_their_runs_differ_in():
+def test_rows_of_an_evaluation_are_labelled_by_their_runs_differences():
     pair, causal = f"imdb_cory_tiny{COMMON}", f"imdb_cory_tiny-credit=causal{COMMON}"
     labels = {
         "base": "base",
@@ -62,7 +62,7 @@ def test_rows_of_an_evaluation_are_labelled_by_what_their_runs_differ_in():
 
 
 @pytest.mark.usefixtures("drawn_figures")
-def test_labels_leave_the_panels_room_and_titles_stand_apart(tmp_path, monkeypatch):
+def test_labels_leave_room_for_the_panels_and_titles_do_not_overlap(tmp_path, monkeypatch):
     figures = []
     monkeypatch.setattr(plt, "close", figures.append)
     names = row_labels(

@@ -1,4 +1,4 @@
-"""Two rows are the same query if all their columns are; one query has no interval."""
+"""Rows are the same query if they agree in all columns. A single query has no confidence interval."""
 
 import json
 from decimal import Decimal
@@ -72,7 +72,8 @@ def test_a_run_shows_the_columns_that_its_reward_reads(config, tmp_path, capsys)
     train, held_out = make_task("ab" * 8), make_task("bbcc")
     trainer = CoryTrainer(config, make_agents(config), train, eval_dataset=held_out.dataset)
     run = trainer.train()
-    assert "50 %" in capsys.readouterr().err  # of the held-out rows, as the letters tell
+    # Half of the held-out rows have a letter that was trained on.
+    assert "50 %" in capsys.readouterr().err
     samples = read_rows(run.folder / "samples.jsonl")
     assert samples and all(sample["columns"]["letter"] in ("a", "b") for sample in samples)
     page = (run.folder / "report.html").read_text()
@@ -83,11 +84,11 @@ def test_a_run_shows_the_columns_that_its_reward_reads(config, tmp_path, capsys)
     assert "50 %" in json.loads((folder / "evaluation.json").read_text())["description"]
 
 
-def test_chat_messages_and_other_values():
+def test_chat_messages_and_lists_are_compared_by_value():
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
-    turned = [dict(reversed(message.items())) for message in chat]
-    assert len({*row_keys({"prompt": [chat, turned, chat[1:]]})}) == 2
-    assert len({*map(query_text, [chat, turned, chat[1:]])}) == 2
+    reordered = [dict(reversed(message.items())) for message in chat]
+    assert len({*row_keys({"prompt": [chat, reordered, chat[1:]]})}) == 2
+    assert len({*map(query_text, [chat, reordered, chat[1:]])}) == 2
     assert len({*row_keys({"prompt": ["a", "a", "a"], "tags": [["x"], ["x"], ["x", "y"]]})}) == 2
 
 

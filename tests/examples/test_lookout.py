@@ -1,4 +1,4 @@
-"""The lookout's example: its rule, its data, its settings, and a run of two iterations on a random model."""
+"""The lookout example: its reward, data and settings, and a short run on a hardly trained model."""
 
 import doctest
 
@@ -18,27 +18,28 @@ EXAMPLE = ROOT / "examples/lookout"
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """The example's data, and a model that has hardly been trained."""
+    """The example's data and a model that was trained for two steps."""
     folder = tmp_path_factory.mktemp("lookout")
     imported(EXAMPLE, "make").make(folder, texts=200, steps=2)
     return folder
 
 
-def test_the_rule():
+def test_the_right_order_depends_on_land_and_course():
+    """An agent that knows only one of the two is right in one case of four."""
     rewards = imported(EXAMPLE, "rewards")
     assert doctest.testmod(rewards).failed == 0
     lands = [land for course in rewards.WINDS for land in rewards.WINDS]
     courses = [course for course in rewards.WINDS for _ in rewards.WINDS]
-    for order in rewards.ORDERS:  # whoever knows only one of the two is right in one case of four
+    for order in rewards.ORDERS:
         right = rewards.reward([""] * 16, [f" Steer {order}!"] * 16, lands, courses)
-        for known in (lands, courses):
+        for winds in (lands, courses):
             assert all(
-                sum(r for r, k in zip(right, known, strict=True) if k == wind) == 1
+                sum(r for r, k in zip(right, winds, strict=True) if k == wind) == 1
                 for wind in rewards.WINDS
             )
 
 
-def test_each_role_reads_its_own_half(world):
+def test_the_lookout_reads_the_land_and_the_helmsman_the_course(world):
     train, test = (read_rows(world / f"{split}.jsonl") for split in ("train", "test"))
     assert not {row["prompt"] for row in train} & {row["prompt"] for row in test}
     templates = yaml.safe_load((EXAMPLE / "lookout.yaml").read_text())["task"]
@@ -51,7 +52,7 @@ def test_each_role_reads_its_own_half(world):
     assert "LAND" not in observer and "COURSE" in observer and "RESPONSE" in observer
 
 
-def test_a_run(world, tmp_path, monkeypatch):
+def test_both_roles_train(world, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     flags = {
         "iterations": 2,
@@ -79,10 +80,10 @@ def test_fog_decides_what_each_role_knows(tmp_path):
         rows = read_rows(folder / f"fog_{fog}/test.jsonl")
         foggy = [row for row in rows if "in fog" in row["prompt"]]
         assert abs(len(foggy) / len(rows) - fog / 100) < 0.1
-        # In fog the lookout sees the land alone and the helmsman knows the course alone.
+        # In fog, the lookout sees only the land and the helmsman knows only the course.
         for row in rows:
-            known = "ship" in row["sees"], "land" in row["knows"]
-            assert known == ((False, False) if row in foggy else (True, True))
+            knows_the_rest = "ship" in row["sees"], "land" in row["knows"]
+            assert knows_the_rest == ((False, False) if row in foggy else (True, True))
     templates = yaml.safe_load((EXAMPLE / "weather.yaml").read_text())["task"]
     assert fill(templates["pioneer_prompt"], rows[0]).endswith(
         f"The lookout {rows[0]['sees']} and calls:"

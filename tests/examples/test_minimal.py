@@ -1,4 +1,4 @@
-"""examples/minimal.py and the package: equal weights, responses and rewards give equal numbers."""
+"""examples/minimal.py gives the package's numbers if weights, responses and rewards are equal."""
 
 import importlib.util
 import subprocess
@@ -18,13 +18,13 @@ from cory.trainer import CoryTrainer
 
 BATCH = 12
 LONGEST = 7
-END = 0  # the shipped policy's end token
+END = 0  # end token of the policy in the repository
 STATISTICS = ("kl", "kl_coef", "policy_loss", "value_loss")
 
 
 @pytest.fixture
 def minimal():
-    """The example as a module of its own, as tests change its settings."""
+    """A fresh import of the example, whose settings a test may change."""
     spec = importlib.util.spec_from_file_location("minimal", ROOT / "examples/minimal.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -33,7 +33,7 @@ def minimal():
 
 
 def make_trainer(minimal, **ppo):
-    """The package's trainer, with the settings of the example."""
+    """Returns the package's trainer with the example's settings."""
     config = Config(
         device="cpu",
         cory=CoryConfig(exchange_period=minimal.EXCHANGE_EVERY),
@@ -61,10 +61,10 @@ def make_trainer(minimal, **ppo):
 
 
 def make_agents_of_example(minimal, trainer):
-    """The example's agents, with the value heads that the package has drawn."""
+    """Returns the example's agents with the initial value heads of the package's agents."""
     agents = [minimal.make_agent(agent.name, *minimal.load_policy()) for agent in trainer.agents]
-    for agent, theirs in zip(agents, trainer.agents, strict=True):
-        head = theirs.learner.model.v_head.summary
+    for agent, package_agent in zip(agents, trainer.agents, strict=True):
+        head = package_agent.learner.model.v_head.summary
         agent.value_head.load_state_dict(head.state_dict())
     return agents
 
@@ -76,8 +76,8 @@ def scores(prompts, completions, **_):
 
 
 def draw_responses(generator, ragged):
-    """Tokens of a batch of responses; ragged: all but the first row have an end token somewhere."""
-    # No token is a part of a character, which the package leaves out where a limit has cut it.
+    """Draws a batch of responses. If `ragged`, all rows except the first end early with an end token."""
+    # The package drops an incomplete trailing character, so only tokens of whole characters are drawn.
     responses = torch.randint(258, 800, (BATCH, LONGEST), generator=generator)
     if not ragged:
         return list(responses)
@@ -89,14 +89,16 @@ def draw_responses(generator, ragged):
 
 
 def feed(minimal, monkeypatch, agents):
-    """Returns a list; both programs answer with what it holds instead of sampling, role by role."""
+    """Returns a list of responses by role, with which both programs answer instead of sampling."""
     fed = []
-    theirs, mine = iter(fed), iter(fed)
-    monkeypatch.setattr("cory.agent.sample", lambda *args, **options: Sampled(next(theirs), []))
+    for_package, for_example = iter(fed), iter(fed)
+    monkeypatch.setattr(
+        "cory.agent.sample", lambda *args, **options: Sampled(next(for_package), [])
+    )
 
     def generate(input_ids, pad_token_id, do_sample, top_k, **_):
-        assert do_sample and top_k == 0  # else samples are not the policy's own distribution
-        padded = torch.nn.utils.rnn.pad_sequence(next(mine), True, pad_token_id)
+        assert do_sample and top_k == 0  # sampling from the policy's full distribution
+        padded = torch.nn.utils.rnn.pad_sequence(next(for_example), True, pad_token_id)
         return torch.cat([input_ids, padded], 1)
 
     for agent in agents:
@@ -105,9 +107,9 @@ def feed(minimal, monkeypatch, agents):
 
 
 def assert_same_weights(agents, trainer):
-    """The weights of every agent, policy and value head."""
-    for agent, theirs in zip(agents, trainer.agents, strict=True):
-        model = theirs.learner.model
+    """Compares the policies and value heads of all agents."""
+    for agent, package_agent in zip(agents, trainer.agents, strict=True):
+        model = package_agent.learner.model
         heads = {"weight": model.v_head.summary.weight, "bias": model.v_head.summary.bias}
         for name, parameter in [
             *agent.policy.named_parameters(),
@@ -116,8 +118,8 @@ def assert_same_weights(agents, trainer):
             other = heads[name] if name in heads else model.pretrained_model.get_parameter(name)
             difference = (parameter - other).abs()
             if name.endswith("c_attn.bias"):
-                # A key's bias has no gradient, as a softmax does not see it. Adam turns its
-                # rounding into steps.
+                # The softmax cancels the keys' bias, so its gradient is zero and Adam turns
+                # rounding errors into steps.
                 queries, keys, values = difference.chunk(3)
                 assert keys.max() < 1e-2, name
                 difference = torch.cat([queries, values])
@@ -125,7 +127,7 @@ def assert_same_weights(agents, trainer):
 
 
 @pytest.mark.parametrize(("kl_penalty", "ragged"), [("kl", True), ("full", False)])
-def test_equals_the_package(minimal, monkeypatch, kl_penalty, ragged):
+def test_three_iterations_equal_the_packages(minimal, monkeypatch, kl_penalty, ragged):
     minimal.KL_PENALTY = kl_penalty
     minimal.EXCHANGE_EVERY = 2
     trainer = make_trainer(minimal)
@@ -143,21 +145,24 @@ def test_equals_the_package(minimal, monkeypatch, kl_penalty, ragged):
         done = trainer.iteration(k)
         queries = trainer.task.batch(k, BATCH, trainer.config.seed)["prompt"]
         pioneer, observer = minimal.roles(agents, k)
-        mine = minimal.iteration(pioneer, observer, reference, reward, queries)
+        example_stats = minimal.iteration(pioneer, observer, reference, reward, queries)
 
         assert [pioneer.name, observer.name] == [agent.name for agent in done.chain]
-        for stats, theirs, rewards in zip(mine, done.stats, done.task_rewards, strict=True):
+        for stats, package_stats, rewards in zip(
+            example_stats, done.stats, done.task_rewards, strict=True
+        ):
             assert stats["task_reward"] == pytest.approx(rewards.mean().item(), abs=1e-6)
             for name in STATISTICS:
-                assert stats[name] == pytest.approx(getattr(theirs, name), rel=1e-4, abs=1e-5), name
+                expected = getattr(package_stats, name)
+                assert stats[name] == pytest.approx(expected, rel=1e-4, abs=1e-5), name
 
     assert_same_weights(agents, trainer)
     after = torch.cat([p.detach().flatten() for p in agents[0].policy.parameters()])
     assert (after - before).abs().max() > 1e-3
 
 
-def test_trains_and_draws(minimal, monkeypatch, tmp_path, capsys):
-    """Two iterations of the program itself, with a role exchange."""
+def test_the_program_trains_and_draws_a_figure(minimal, monkeypatch, tmp_path, capsys):
+    """Two iterations with a role exchange between them."""
     minimal.ITERATIONS = 2
     minimal.BATCH = 4
     minimal.EXCHANGE_EVERY = 1

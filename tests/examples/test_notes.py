@@ -1,4 +1,4 @@
-"""The notes' example: its rule, its data, its settings, and an iteration on a random model."""
+"""The notes example: its reward, data and settings, and an iteration on a hardly trained model."""
 
 import doctest
 import importlib
@@ -22,10 +22,10 @@ SETTINGS = ["notes.yaml", "toy.yaml", "questions.yaml"]
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """The example's data, and a model that has hardly been trained."""
+    """The example's data and a model that was trained for two steps."""
     folder = tmp_path_factory.mktemp("notes")
     make = imported(EXAMPLE, "make")
-    make.SIZE["positions"] = 256  # for the worked examples of questions.yaml
+    make.SIZE["positions"] = 256  # room for the worked examples in questions.yaml's prompts
     make.make(folder, texts=200, steps=2)
     return folder
 
@@ -41,7 +41,7 @@ def settings(world, name, **flags):
     return config
 
 
-def test_the_rule():
+def test_only_the_right_answer_is_rewarded():
     rewards = imported(EXAMPLE, "rewards")
     assert doctest.testmod(rewards).failed == 0
     pets = {"role": ["answerer"] * 3, "answer": ["cats"] * 3}
@@ -53,7 +53,7 @@ def test_no_held_out_listing_is_trained_on(world):
     train, test, fresh = (read_rows(world / f"{split}.jsonl") for split in make.ROWS)
     assert [len(split) for split in (train, test, fresh)] == list(make.ROWS.values())
     assert not {row["listing"] for row in train} & {row["listing"] for row in [*test, *fresh]}
-    # The flats differ, not only the order of their sentences.
+    # Listings differ in the flat's facts and not only in the order of sentences.
     values = [
         tuple(flat[fact] for fact in make.FACTS) for flat in make.flats(make.random.Random(0))
     ]
@@ -65,17 +65,17 @@ def test_no_held_out_listing_is_trained_on(world):
     assert {row["question"] for row in test} == set(make.QUESTIONS.values())
 
 
-def test_each_listing_has_all_questions(world):
+def test_questions_jsonl_asks_all_four_questions_about_each_listing(world):
     make = imported(EXAMPLE, "make")
     train = read_rows(world / "train.jsonl")
     questions = read_rows(world / "questions.jsonl")
     assert len(questions) == 4 * len(train)
     for number, row in enumerate(train):
-        of_listing = questions[4 * number : 4 * number + 4]
-        assert row in of_listing
-        assert {other["listing"] for other in of_listing} == {row["listing"]}
-        assert [other["question"] for other in of_listing] == list(make.QUESTIONS.values())
-        assert len({other["answer"] for other in of_listing}) == 4
+        listing_rows = questions[4 * number : 4 * number + 4]
+        assert row in listing_rows
+        assert {other["listing"] for other in listing_rows} == {row["listing"]}
+        assert [other["question"] for other in listing_rows] == list(make.QUESTIONS.values())
+        assert len({other["answer"] for other in listing_rows}) == 4
 
 
 @pytest.mark.parametrize(
@@ -85,8 +85,11 @@ def test_each_listing_has_all_questions(world):
         ("lead.yaml", [{"LEAD", "QUESTION"}]),
     ],
 )
-def test_a_role_reads_its_own_part_alone(world, name, read, monkeypatch):
-    """The answerer, the note and the question; the rival, which answers alone, the listing's lead."""
+def test_a_role_reads_only_its_part(world, name, read, monkeypatch):
+    """The note-taker reads the listing, the answerer the note and the question.
+
+    In lead.yaml, a single agent answers from the first words of the listing.
+    """
     monkeypatch.chdir(ROOT)
     config = settings(world, name)
     task = make_task(config).with_roles(config.roles)
@@ -99,7 +102,8 @@ def test_a_role_reads_its_own_part_alone(world, name, read, monkeypatch):
 
 
 @pytest.mark.parametrize("credit", ["causal", "information"])
-def test_a_run_with_all_questions(world, tmp_path, monkeypatch, credit):
+def test_a_note_is_rewarded_for_all_questions(world, tmp_path, monkeypatch, credit):
+    """Each note is read with four questions. With causal credit, it earns the answers' mean reward."""
     monkeypatch.chdir(ROOT)
     flags = {"output": tmp_path / "run", "cory.credit": credit}
     flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8}
@@ -125,7 +129,7 @@ def test_a_run_with_all_questions(world, tmp_path, monkeypatch, credit):
 def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
     monkeypatch.chdir(ROOT)
     changes = {"model.name": str(world / "model")}
-    if not name.startswith("credit"):  # whose groups read different files
+    if not name.startswith("credit"):  # the groups of a credit experiment read different files
         changes["task.dataset"] = str(world)
     spec = read_experiment(EXAMPLE / f"{name}.yaml")
     for scale in spec.scales:
@@ -133,7 +137,8 @@ def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
         assert len(runs) == len({run.folder for run in runs}) >= len(spec.runs) - 2
 
 
-def test_what_notes_name_and_which_answers_are_right_by_fact(monkeypatch):
+def test_metrics_by_fact(monkeypatch):
+    """`named_*` says whether a note contains the fact, `right_*` whether its answer is right."""
     monkeypatch.chdir(ROOT)
     names = [
         f"{kind}_{fact}" for kind in ("named", "right") for fact in ("street", "rooms", "pets")
@@ -173,7 +178,7 @@ def test_what_notes_name_and_which_answers_are_right_by_fact(monkeypatch):
     assert metrics["right_pets"](**columns) == [None, None, None, 0.0]
 
 
-def test_how_many_facts_the_notes_of_a_run_name(tmp_path, monkeypatch):
+def test_the_number_of_facts_in_a_runs_notes(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     facts = importlib.import_module("examples.notes.facts")
     ash = {"street": "Ash Street", "rooms": "3", "rent": "650", "pets": "none"}

@@ -1,4 +1,4 @@
-"""What a wheel holds, by pyproject.toml, is all that a run needs."""
+"""The wheel that pyproject.toml describes contains everything that a run needs."""
 
 import json
 import os
@@ -21,12 +21,12 @@ TOP = ("cory", "study", "imdb_train", "gsm8k_train")
 
 
 def source(package: str) -> Path:
-    """The folder in the checkout whose files a package consists of."""
+    """Returns a package's folder in the checkout."""
     return ROOT / SETUPTOOLS["package-dir"].get(package, package.replace(".", "/"))
 
 
 def in_wheel() -> dict[Path, Path]:
-    """The files of the wheel, by their place in it, and the file of the checkout that each is."""
+    """Maps each file of the wheel, as a relative path, to its source in the checkout."""
     files = {}
     for package in SETUPTOOLS["packages"]:
         for pattern in ["*.py", *SETUPTOOLS["package-data"].get(package, [])]:
@@ -36,7 +36,7 @@ def in_wheel() -> dict[Path, Path]:
     return files
 
 
-def test_the_wheel_has_all_files_of_the_packages_and_the_configurations_and_no_others():
+def test_the_wheel_has_exactly_the_packages_and_their_configurations():
     tracked = subprocess.run(
         ["git", "ls-files", "-z", *TOP, "configs/imdb", "configs/gsm8k"],
         cwd=ROOT,
@@ -48,16 +48,16 @@ def test_the_wheel_has_all_files_of_the_packages_and_the_configurations_and_no_o
     names = set(tracked.stdout.strip("\0").split("\0"))
     expected = {ROOT / name for name in names if (ROOT / name).exists()}
     assert expected <= set(in_wheel().values())
-    assert {place.parts[0] for place in in_wheel()} == set(TOP)
+    assert {path.parts[0] for path in in_wheel()} == set(TOP)
 
 
 @pytest.fixture(scope="module")
 def site_packages(tmp_path_factory) -> Path:
-    """The wheel's files, unpacked."""
+    """A folder with the wheel's unpacked files."""
     folder = tmp_path_factory.mktemp("installed")
-    for place, file in in_wheel().items():
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, folder / place)
+    for path, file in in_wheel().items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(file, folder / path)
     return folder
 
 
@@ -76,10 +76,10 @@ runpy.run_module("imdb_train.cory", run_name="__main__", alter_sys=True)
 
 
 def test_an_installed_package_trains_in_an_empty_folder(site_packages, tmp_path):
-    """Its every module can be imported, and what a command prints into a pipe is lines of text alone."""
+    """All modules can be imported. Output into a pipe has no progress bar and no control characters."""
     (tmp_path / "everything.py").write_text(EVERYTHING)
     before = {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")}
-    # A seed with which no iteration of so few responses is flagged.
+    # With this seed, no iteration is flagged, although it has only 8 responses.
     sizes = ["--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--iterations=1", "--seed=1"]
     variables = {"PYTHONPATH": str(site_packages), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

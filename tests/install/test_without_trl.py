@@ -1,4 +1,4 @@
-"""Group learners run without TRL and beside a newer one; PPO is then refused."""
+"""Without TRL or with a newer TRL, group learners train and PPO is refused."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
-# Its reward for lengths, as docs/learners.md has it: of four tokens, and of all eight.
+# The length reward from TRL that docs/learners.md uses, for responses of four tokens and of all eight.
 OVERLONG = """
 from trl.rewards import get_soft_overlong_punishment
 from cory.rewards import score_by_function
@@ -22,7 +22,7 @@ SIZES = ["--iterations=2", "--ppo.batch_size=8", "--ppo.mini_batch_size=8"]
 
 
 def train(packages: list[Path], output: Path, algorithm: str) -> subprocess.CompletedProcess[str]:
-    """A pair on IMDB's toy, in an interpreter that has the packages of these folders alone."""
+    """Trains a pair on the IMDB toy in an interpreter that sees only the packages of these folders."""
     script = [ROOT / "imdb_train/cory.py", "--algorithm", algorithm, "--output", output, *SIZES]
     path = os.pathsep.join(map(str, packages))
     return subprocess.run(
@@ -45,7 +45,7 @@ def check(packages: list[Path], folder: Path, installed: str) -> None:
 
 
 def test_a_pair_trains_without_trl_and_ppo_is_refused(tmp_path):
-    packages = tmp_path / "site-packages"  # by this name, dill knows installed modules
+    packages = tmp_path / "site-packages"  # dill recognises installed modules by this name
     packages.mkdir()
     for entry in SITE_PACKAGES.iterdir():
         if entry.name != "trl" and not entry.name.startswith("trl-"):

@@ -1,4 +1,4 @@
-"""A group learner of plain gradient steps, and log-probabilities by plain passes over single responses."""
+"""A group learner that takes plain gradient steps, and log-probabilities from passes over single responses."""
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ LONGEST, GROUP = 12, 4
 
 
 def make(tokenizer, algorithm, **settings):
-    """A learner in double precision, with a reference that differs from its policy.
+    """Returns a learner in double precision whose reference differs from its policy.
 
-    It makes plain gradient steps, in which the gradient shows.
+    It steps with SGD, so that a test can read the gradient from the change of the weights.
     """
     policy = WindowPolicy(make_gpt2(tokenizer).double())
     reference = WindowPolicy(make_gpt2(tokenizer, seed=1).double()).requires_grad_(False)
@@ -29,18 +29,18 @@ def make(tokenizer, algorithm, **settings):
 
 
 def update(learner, queries, responses, scores, finished=None, seed=0):
-    """The statistics of an update on one rollout."""
+    """Updates the learner on one rollout and returns the statistics."""
     rollout = rollout_of(queries, responses, finished)
     (stats,) = learner.update([rollout], [scores], np.random.default_rng(seed))
     return stats
 
 
 def all_logprobs(model, query, response, temperature=1.0):
-    """(tokens, vocabulary), of one response, without padding or batches."""
+    """Returns the log-probabilities (tokens, vocabulary) along one response, without padding or batches."""
     logits = model(torch.cat([query, response])[None]).logits[0, len(query) - 1 : -1]
     return (logits / temperature).log_softmax(-1)
 
 
 def logprobs(model, query, response):
-    """Of its tokens."""
+    """Returns the log-probabilities (tokens,) of the response's tokens."""
     return all_logprobs(model, query, response).gather(1, response[:, None])[:, 0]

@@ -1,4 +1,4 @@
-"""A PPO learner in double precision."""
+"""A PPO learner in double precision that records its advantages."""
 
 import copy
 
@@ -10,9 +10,9 @@ from cory.learners.ppo import PolicyWithValueHead, PPOLearner
 
 
 def policies(tokenizer, wrapper):
-    """A policy and a reference, which differ from each other, in double precision.
+    """Returns a policy and a reference with different weights, in double precision.
 
-    In double precision, as Adam turns the rounding errors of gradients that are zero (the keys' biases) into steps.
+    In single precision, Adam would turn rounding errors into steps where the gradient is zero (the keys' biases).
     """
     base = make_gpt2(tokenizer).double()
     ref = make_gpt2(tokenizer, seed=1).double()
@@ -30,7 +30,7 @@ def ppo_config(**settings):
 
 
 def make_learner(tokenizer, precision="fp32", **settings):
-    """A learner, and what it computes of each batch: values, advantages and returns of response tokens."""
+    """Returns a learner, and a list to which it adds each batch's token values, advantages and returns."""
     config = Config(device="cpu", precision=precision, ppo=ppo_config(**settings))
     learner = PPOLearner(
         *policies(tokenizer, PolicyWithValueHead), tokenizer, config, torch.device("cpu")

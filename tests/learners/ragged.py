@@ -1,4 +1,4 @@
-"""Rows of different lengths for a learner to update on."""
+"""Queries and responses of different lengths for a learner's update."""
 
 import torch
 
@@ -6,7 +6,7 @@ from cory.rollout import Rollout
 
 
 def ragged(rows: int = 8, seed: int = 0):
-    """Queries and responses of different lengths, with their scores."""
+    """Draws queries and responses of different lengths, and scores."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(low, high):
@@ -19,11 +19,11 @@ def ragged(rows: int = 8, seed: int = 0):
 
 
 def rollout_of(queries, responses, finished=None):
-    """A rollout of these token ids, in which no text is read; by default no response was cut."""
+    """Returns a rollout with these token ids and empty texts. By default, no response was cut off."""
     texts = [""] * len(queries)
     return Rollout(texts, texts, queries, responses, finished=finished or [True] * len(queries))
 
 
 def weights(trainer):
-    """All weights of a learner, or of a TRL trainer, as one vector."""
+    """Returns all weights of a learner or a TRL trainer as one vector."""
     return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])

@@ -1,4 +1,4 @@
-"""Agents with settings of their own."""
+"""Settings that differ between the agents of a run."""
 
 from dataclasses import replace
 

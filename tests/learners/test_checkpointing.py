@@ -1,4 +1,4 @@
-"""Gradient checkpointing: layers that drop out in training mode by themselves do not."""
+"""Gradient checkpointing without dropout, also in layers that test for training mode themselves."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ MODELS = {
 
 
 def make_learner(name, tokenizer, checkpointing):
-    """A learner of a tiny random model."""
+    """Returns a learner with a tiny random model."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **IDS, **MODELS[name]))
     if checkpointing:
@@ -32,7 +32,7 @@ def make_learner(name, tokenizer, checkpointing):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_passes_and_gradients_are_those_without_dropout(name, tokenizer):
+def test_checkpointing_without_dropout_changes_no_number(name, tokenizer):
     queries, responses = (torch.arange(3, 27).view(4, 6) + start for start in (0, 100))
     batch = window.pack(list(queries), list(responses), 0)
     results = []
@@ -46,14 +46,14 @@ def test_passes_and_gradients_are_those_without_dropout(name, tokenizer):
         logprobs.sum().backward()
         gradients = [p.grad for p in learner.model_params if p.grad is not None]
         results.append((logprobs, torch.cat([gradient.flatten() for gradient in gradients])))
-        assert len(calls) == 1 + checkpointing  # recomputed
+        assert len(calls) == 1 + checkpointing  # the backward pass recomputes the layer
     (plain, gradient), (checkpointed, recomputed) = results
     assert torch.equal(checkpointed, plain)
     assert gradient.any() and torch.equal(recomputed, gradient)
 
 
-def test_a_model_that_recomputes_in_code_of_its_own_is_refused():
-    """It would do so in training mode only, in which no pass is made."""
+def test_a_model_with_custom_checkpointing_code_is_refused():
+    """Custom code recomputes only in training mode, and learners run the model in evaluation mode."""
     model = torch.nn.Linear(2, 2)
     assert recompute_in_eval(model) == []
     model.gradient_checkpointing = True

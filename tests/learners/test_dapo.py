@@ -1,4 +1,4 @@
-"""DAPO against a plain loop: a mean over the tokens of the batch, without responses that were cut."""
+"""DAPO against a plain loop: the loss is a mean over the batch's tokens, without responses that were cut off."""
 
 import copy
 
@@ -17,7 +17,7 @@ FINISHED = [True, False, True, True, True, True, False, True]
 
 
 def plain_step(learner):
-    """The loss of the first step, and the weights after it."""
+    """Returns the loss of the first step and the weights after it."""
     queries, responses, scores = ragged()
     model = copy.deepcopy(learner.policy)
     advantages = group_advantages(scores, "grpo", 4)
@@ -47,7 +47,7 @@ def plain_step(learner):
     ids=["whole", "in parts"],
 )
 def test_loss_and_gradient_equal_a_plain_loop(tokenizer, split):
-    """However the batch is split, each token counts alike."""
+    """Every token has the same weight, however the batch is split."""
     learner = make(tokenizer, "dapo", ppo_epochs=1, learning_rate=0.05, **split)
     before = weights(learner)
     loss, expected = plain_step(learner)
@@ -74,7 +74,7 @@ def test_the_mean_is_over_the_tokens_of_all_processes(tokenizer, monkeypatch):
         assert (weights / 4 / 2).tolist() == pytest.approx(expected)
 
 
-def test_a_batch_of_cut_responses_moves_nothing(tokenizer):
+def test_a_batch_of_cut_responses_changes_no_weight(tokenizer):
     learner = make(tokenizer, "dapo")
     before = weights(learner)
     stats = update(learner, *ragged(), [False] * 8)
@@ -90,8 +90,8 @@ def test_the_share_of_groups_with_equal_rewards(tokenizer, algorithm):
     assert stats.metrics()["frac_reward_zero_std"] == 0.5
 
 
-def test_agents_say_which_responses_ended(config):
-    """By an end token or a stop text; what is cut at its limit did not."""
+def test_rollouts_mark_the_responses_that_ended(config):
+    """Responses end at an end token or a stop string. At the length limit, they are cut off."""
     agent = make_agents(config)[0]
     sampling = SamplingConfig(1, 12, stop=["good"])
     rollout = agent.respond(sentences(16), sampling, torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""Weights for an engine's samples: the gradient's expectation over all responses of a tabular policy."""
+"""Importance weights for an engine's samples, tested by the exact expected gradient of a tabular policy."""
 
 import itertools
 
@@ -16,7 +16,10 @@ VOCABULARY = 3
 
 
 class Tabular:
-    """All responses of a length, the policy's and the engine's log-probabilities (rows, length), and rewards."""
+    """A tabular policy, and an engine that samples from another one.
+
+    Holds all responses of a length, their log-probabilities (rows, length) under both, and their rewards.
+    """
 
     def __init__(self, length: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -28,13 +31,13 @@ class Tabular:
         }
         noise = {prefix: torch.randn(VOCABULARY, generator=generator) for prefix in self.table}
         engine = {prefix: logits + 0.7 * noise[prefix] for prefix, logits in self.table.items()}
-        self.logprobs = self.of_responses(self.table)
-        self.engine_logprobs = self.of_responses(engine).detach()
+        self.logprobs = self.response_logprobs(self.table)
+        self.engine_logprobs = self.response_logprobs(engine).detach()
         self.rewards = torch.randn(len(self.responses), generator=generator).double()
 
-    def of_responses(self, table):
+    def response_logprobs(self, table):
         rows = [
-            [table[response[:place]].log_softmax(-1)[token] for place, token in enumerate(response)]
+            [table[response[:t]].log_softmax(-1)[token] for t, token in enumerate(response)]
             for response in self.responses
         ]
         return torch.stack([torch.stack(row) for row in rows])
@@ -44,11 +47,11 @@ class Tabular:
         return torch.cat(parts)
 
     def expected(self):
-        """Of the expected reward, which it is to rise."""
+        """Returns the exact gradient of the expected reward."""
         return self.gradient((self.logprobs.sum(1).exp() * self.rewards).sum())
 
     def by_engine(self, correction, cap, loss):
-        """The expectation over the engine's samples of what a learner descends, negated."""
+        """Returns a learner's ascent direction, as an expectation over the engine's samples."""
         gaps = (self.logprobs - self.engine_logprobs).detach()
         weights, _ = importance_weights(gaps, correction, cap)
         advantages = self.rewards[:, None] * weights * torch.ones_like(gaps)
@@ -62,7 +65,7 @@ def group_loss(algorithm):
         old, mask = logprobs.detach(), torch.ones_like(logprobs)
         tokens = ResponseTokens(logprobs, old, old, advantages, mask)
         losses = GROUP_ALGORITHMS[algorithm](config).losses(tokens, 0.0).losses
-        # Dr. GRPO divides by the limit, here the length.
+        # Dr. GRPO divides by the length limit, which the sum over tokens undoes.
         return (chances * losses).sum() * (logprobs.shape[1] if algorithm == "dr_grpo" else 1)
 
     return loss
@@ -91,25 +94,26 @@ LOSSES = {"ppo": ppo_loss} | {name: group_loss(name) for name in ("dr_grpo", "rl
 
 @pytest.mark.parametrize("algorithm", LOSSES)
 def test_an_uncapped_ratio_gives_the_gradient_of_the_policys_own_samples(algorithm):
+    """Capped ratios and single-token ratios leave a bias that is smaller than without a correction."""
     tabular = Tabular(2)
     exact = tabular.expected()
 
     def bias(correction, cap):
-        found = tabular.by_engine(correction, cap, LOSSES[algorithm])
-        return ((found - exact).norm() / exact.norm()).item()
+        corrected = tabular.by_engine(correction, cap, LOSSES[algorithm])
+        return ((corrected - exact).norm() / exact.norm()).item()
 
     assert bias("sequence_truncate", 1e9) < 1e-12
     assert bias("sequence_mask", 1e9) < 1e-12
     assert bias("none", 1.0) > 0.2
     assert 1e-6 < bias("sequence_truncate", 1.5) < bias("none", 1.0)
-    if algorithm in ("ppo", "dr_grpo"):  # a token's own ratio leaves out that of what it continues
+    if algorithm in ("ppo", "dr_grpo"):  # a single token's ratio leaves out the tokens before it
         assert 0.01 < bias("token_truncate", 1e9) < bias("none", 1.0)
-        one = Tabular(1)
-        found = one.by_engine("token_mask", 1e9, LOSSES[algorithm])
-        torch.testing.assert_close(found, one.expected())
+        one_token = Tabular(1)
+        corrected = one_token.by_engine("token_mask", 1e9, LOSSES[algorithm])
+        torch.testing.assert_close(corrected, one_token.expected())
 
 
-def test_the_cap_and_what_is_reported():
+def test_capped_weights_and_reported_statistics():
     logprobs = torch.tensor([[-1.0, -1.0], [-1.0, -2.0], [-1.0, 0.0]])
     mask = torch.tensor([[1, 1], [1, 1], [1, 0]])
     engine = [torch.tensor([-1.5, -1.2]), torch.tensor([-1.0, -1.8]), torch.tensor([-1.3])]
@@ -148,5 +152,5 @@ def test_a_correction_that_would_be_biased_is_refused(algorithm, sampling):
     config = Config(algorithm=algorithm, sampling=SamplingConfig(engine="vllm", **sampling))
     with pytest.raises(UserError, match=r"^sampling\.engine_correction: "):
         config.check()
-    config.sampling.engine = "native"  # whose samples need none
+    config.sampling.engine = "native"  # samples of the policy itself need no correction
     config.check()

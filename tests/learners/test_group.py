@@ -16,7 +16,7 @@ from cory.models.prefixes import share_prompts
 
 
 def plain_advantages(rewards, algorithm):
-    """By loops over groups, as the papers write them."""
+    """Computes advantages by loops over groups, as in the papers."""
     result = []
     mean_of_all = sum(rewards) / len(rewards)
     for start in range(0, len(rewards), GROUP):
@@ -32,16 +32,16 @@ def plain_advantages(rewards, algorithm):
 
 
 def plain_loss(model, ref, olds, queries, responses, advantages, algorithm, kl_coef):
-    """The mean over responses of each one's loss."""
+    """Returns the mean loss over responses."""
     total = 0.0
     for query, response, old, advantage in zip(queries, responses, olds, advantages, strict=True):
         new = logprobs(model, query, response)
         with torch.no_grad():
-            gap_to = logprobs(ref, query, response)
+            reference = logprobs(ref, query, response)
         if algorithm == "gspo":
             mean_ratio = torch.exp((new.sum() - old.sum()) / len(response))
         k3 = [
-            (torch.exp(gap_to[t] - new[t]) - (gap_to[t] - new[t]) - 1) * kl_coef
+            (torch.exp(reference[t] - new[t]) - (reference[t] - new[t]) - 1) * kl_coef
             for t in range(len(response))
         ]
         if algorithm in ("rloo", "reinforce"):
@@ -72,7 +72,7 @@ def plain_loss(model, ref, olds, queries, responses, advantages, algorithm, kl_c
     ],
 )
 def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monkeypatch):
-    """The KL is in the loss of GRPO and its variant, and in the reward of the others."""
+    """The KL penalty is in the loss of GRPO, Dr. GRPO and GSPO, and in the reward of RLOO and REINFORCE."""
     in_loss = algorithm in ("grpo", "dr_grpo", "gspo")
     laid_out = []
     monkeypatch.setattr(
@@ -80,7 +80,7 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monk
         "share_prompts",
         lambda *args: laid_out.append(share_prompts(*args)) or laid_out[-1],
     )
-    # The second step must clip, and not blow up: summed over a response, gradients are longer.
+    # The rate lets the second step clip without diverging. RLOO and REINFORCE sum gradients over a response.
     rate = 0.05 if in_loss else 0.005
     learner = make(tokenizer, algorithm, learning_rate=rate)
     model, ref = make_gpt2(tokenizer).double(), make_gpt2(tokenizer, seed=1).double()
@@ -91,11 +91,11 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monk
         olds = [logprobs(model, *row) for row in zip(queries, responses, strict=True)]
         refs = [logprobs(ref, *row) for row in zip(queries, responses, strict=True)]
     eta = learner.kl_controller.value
-    taken = [
+    penalties = [
         0.0 if in_loss else eta * (old - r).sum().item() for old, r in zip(olds, refs, strict=True)
     ]
     advantages = plain_advantages(
-        [s - t for s, t in zip(scores.tolist(), taken, strict=True)], algorithm
+        [s - p for s, p in zip(scores.tolist(), penalties, strict=True)], algorithm
     )
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     values = []
@@ -111,10 +111,9 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monk
     stats = update(learner, queries, responses, scores)
     assert stats.policy_loss == pytest.approx(sum(values) / 2, rel=1e-6, abs=1e-6)
     expected = torch.cat([p.detach().flatten() for p in model.parameters()])
-    found = weights(learner)
-    # By two gradients; log-probabilities are float32 there, and here float64.
+    # The learner computes log-probabilities in float32, this test in float64.
     moved = (expected - before).abs().max()
-    assert moved / rate > 1e-2 and (found - expected).abs().max() < 2e-6 * moved
+    assert moved / rate > 1e-2 and (weights(learner) - expected).abs().max() < 2e-6 * moved
     assert all((layout is not None) == shared for layout in laid_out)
     assert shared or stats.clip_fraction > 0
 
@@ -129,20 +128,20 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monk
 def test_micro_batches_change_no_number(tokenizer, algorithm, split):
     results = []
     learners = [make(tokenizer, algorithm, ppo_epochs=1, **settings) for settings in (split, {})]
-    # As of a reward function: accelerate knows one number of them.
+    # Accelerate keeps one global number of accumulation steps, which a reward function might set.
     Accelerator(gradient_accumulation_steps=3)
     for learner in reversed(learners):
         update(learner, *ragged())
         results.append(weights(learner))
     before = weights(make(tokenizer, algorithm))
     distance = (results[0] - results[1]).norm() / (results[0] - before).norm()
-    # Means over responses do not depend on how they are split; over tokens of mini-batches, weights would.
+    # Means over responses do not depend on the split. Means over a mini-batch's tokens would.
     assert distance < 1e-6
 
 
-@pytest.mark.parametrize("algorithm, of_responses", [("rloo", True), ("grpo", False)])
-def test_the_ratio_that_is_watched_is_the_one_in_the_loss(algorithm, of_responses):
-    """A response's ratio is the product of its tokens': 50 of exp(0.1) make 148, far above `ratio_threshold`."""
+@pytest.mark.parametrize("algorithm, by_response", [("rloo", True), ("grpo", False)])
+def test_the_ratio_threshold_watches_the_ratio_in_the_loss(algorithm, by_response):
+    """RLOO's ratio is a product over the response: 50 tokens of exp(0.1) give 148, above `ratio_threshold`."""
     mask = torch.ones(2, 50)
     old = torch.full((2, 50), -2.0)
     tokens = ResponseTokens(
@@ -150,4 +149,4 @@ def test_the_ratio_that_is_watched_is_the_one_in_the_loss(algorithm, of_response
     )
     terms = GROUP_ALGORITHMS[algorithm](Config()).losses(tokens, kl_coef=0.0)
     mean = (terms.ratio * mask).mean().item()
-    assert mean == pytest.approx(math.exp(5.0 if of_responses else 0.1), rel=1e-4)
+    assert mean == pytest.approx(math.exp(5.0 if by_response else 0.1), rel=1e-4)

@@ -1,4 +1,4 @@
-"""Our PPO learner against stock TRL, and what it changes on purpose."""
+"""The PPO learner against unmodified TRL, and its intended differences."""
 
 import math
 import warnings
@@ -21,7 +21,7 @@ from cory.models.prefixes import share_prompts
 from cory.rollout import Rollout
 
 OUT_OF_MEMORY = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
-# Our statistics, and TRL's names for them.
+# Names of the learner's statistics, and TRL's names for them.
 STATS = {
     "kl": "objective/kl",
     "kl_coef": "objective/kl_coef",
@@ -34,7 +34,7 @@ STATS = {
 
 
 class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
-    """TRL's policy, its values in float32 like its logits; its trainer cannot mix them with double precision."""
+    """TRL's policy with values in float32, like its logits; TRL's trainer cannot mix float32 and double."""
 
     def forward(self, **inputs):
         logits, loss, values = super().forward(**inputs)
@@ -42,7 +42,7 @@ class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
 
 
 def make_stock(tokenizer, **settings):
-    """TRL's trainer of the policy that `make_learner` has, and what it computes of each batch, as there."""
+    """Returns TRL's trainer of the same policy, and the same list of recorded values, as `make_learner` does."""
     model, ref_model = policies(tokenizer, StockPolicy)
     config = trl_config(ppo_config(**settings))
     with warnings.catch_warnings():
@@ -63,18 +63,18 @@ def make_stock(tokenizer, **settings):
 
 
 def steps(trainer, n=2):
-    """The statistics of `n` updates: TRL's, or ours as a dict."""
+    """Makes `n` updates and returns their statistics as dicts, with TRL's names for a TRL trainer."""
     stats = []
     for k in range(n):
         queries, responses, scores = ragged(seed=k)
-        np.random.seed(k)  # from which TRL draws the order of the rows
+        np.random.seed(k)  # TRL shuffles the rows with numpy's global generator
         if isinstance(trainer, trl.PPOTrainer):
             stats.append(trainer.step(queries, responses, list(scores)))
         else:
-            (of_rollout,) = trainer.update(
+            (rollout_stats,) = trainer.update(
                 [rollout_of(queries, responses)], [scores], np.random.RandomState(k)
             )
-            stats.append(of_rollout.metrics())
+            stats.append(rollout_stats.metrics())
     return stats
 
 
@@ -85,26 +85,27 @@ def steps(trainer, n=2):
 def test_equals_stock_trl(tokenizer, kl_penalty, split):
     tokenizer.padding_side = "right"
     stock, stock_seen = make_stock(tokenizer, kl_penalty=kl_penalty, **split)
-    ours, ours_seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
-    assert type(ours.trainer) is trl.PPOTrainer
-    before = weights(ours)
-    our_stats = steps(ours)
-    for theirs, mine in zip(steps(stock), our_stats, strict=True):
+    learner, learner_seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
+    assert type(learner.trainer) is trl.PPOTrainer
+    before = weights(learner)
+    learner_stats = steps(learner)
+    for stock_stats, stats in zip(steps(stock), learner_stats, strict=True):
         for name, trl_name in STATS.items():
-            assert mine[name] == pytest.approx(theirs[trl_name], rel=1e-5, abs=1e-7), name
-    for stats, (values, _, returns) in zip(our_stats, ours_seen, strict=True):
+            assert stats[name] == pytest.approx(stock_stats[trl_name], rel=1e-5, abs=1e-7), name
+    for stats, (values, _, returns) in zip(learner_stats, learner_seen, strict=True):
         explained = 1 - (returns - values).var() / returns.var()
         assert stats["explained_variance"] == pytest.approx(explained.item(), abs=1e-5)
-    for theirs, mine in zip(stock_seen, ours_seen, strict=True):
-        for name, a, b in zip(("values", "advantages", "returns"), theirs, mine, strict=True):
-            assert torch.allclose(a, b, rtol=1e-5, atol=1e-6), name
-    assert (weights(ours) - before).abs().max() > 1e-3
-    update = (weights(ours) - before).norm()
-    # Relative to the update, not to the weights.
-    assert (weights(stock) - weights(ours)).norm() <= 1e-5 * update
+    names = ("values", "advantages", "returns")
+    for stock_batch, batch in zip(stock_seen, learner_seen, strict=True):
+        for name, expected, values in zip(names, stock_batch, batch, strict=True):
+            assert torch.allclose(expected, values, rtol=1e-5, atol=1e-6), name
+    assert (weights(learner) - before).abs().max() > 1e-3
+    update = (weights(learner) - before).norm()
+    # The tolerance is relative to the update, not to the weights.
+    assert (weights(stock) - weights(learner)).norm() <= 1e-5 * update
 
 
-# With each kind of KL.
+# Both KL penalties, one of them with mini-batches.
 MINIS = pytest.mark.parametrize(
     ("kl_penalty", "split"),
     [("full", {}), ("kl", {"mini_batch_size": 4, "gradient_accumulation_steps": 2})],
@@ -112,10 +113,10 @@ MINIS = pytest.mark.parametrize(
 
 
 def assert_same_update(a, b, tokenizer):
-    """Two trainers made alike take the same two steps, but for rounding."""
+    """Asserts that both trainers take the same two steps, up to rounding."""
     before = weights(a)
-    for mine, theirs in zip(steps(a), steps(b), strict=True):
-        assert mine == pytest.approx(theirs, rel=1e-5, abs=1e-7)
+    for a_stats, b_stats in zip(steps(a), steps(b), strict=True):
+        assert a_stats == pytest.approx(b_stats, rel=1e-5, abs=1e-7)
     update = (weights(a) - before).norm()
     assert update > 1e-2
     assert (weights(a) - weights(b)).norm() <= 1e-5 * update
@@ -130,7 +131,7 @@ def test_micro_batches_change_no_number(tokenizer, kl_penalty, split):
 
 @MINIS
 def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, split, monkeypatch):
-    """As of branches after one response. Values and the KL are read at the positions of the logits."""
+    """Branches share a prompt, for example. Values and the KL are read at the positions of the logits."""
     queries, responses, scores = ragged()
     queries = [queries[row // 4 * 4] for row in range(len(queries))]
     laid_out = []
@@ -140,8 +141,8 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
         return laid_out[-1]
 
     results = []
-    for way in (lambda model, batch: None, share):
-        monkeypatch.setattr(cory.learners.learner, "share_prompts", way)
+    for layout_of_batch in (lambda model, batch: None, share):
+        monkeypatch.setattr(cory.learners.learner, "share_prompts", layout_of_batch)
         learner, seen = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
         before = weights(learner)
         rollout = rollout_of(queries, responses)
@@ -156,7 +157,7 @@ def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, sp
 
 
 @MINIS
-def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, kl_penalty, split):
+def test_running_out_of_memory_makes_micro_batches_smaller(tokenizer, kl_penalty, split):
     fits = 1 if split else 3
     whole, _ = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
     small, _ = make_learner(tokenizer, kl_penalty=kl_penalty, **split)
@@ -182,7 +183,7 @@ def test_memory_that_runs_out_makes_the_micro_batches_smaller(tokenizer, kl_pena
         (RuntimeError("shapes do not fit"), {}, RuntimeError("shapes do not fit")),
     ],
 )
-def test_memory_that_runs_out_for_good_and_other_errors_are_errors(
+def test_errors_that_smaller_micro_batches_cannot_avoid_are_raised(
     tokenizer, error, settings, expected
 ):
     learner, _ = make_learner(tokenizer, **settings)
@@ -228,14 +229,14 @@ def test_bf16_is_near_fp32(tokenizer):
     for trainer in (full, half):
         trainer.model.float()
         trainer.reference.float()
-    for mine, theirs in zip(steps(half), steps(full), strict=True):
-        assert mine["kl"] == pytest.approx(theirs["kl"], rel=0.1)
-        assert mine["kl"] != theirs["kl"]
+    for half_stats, full_stats in zip(steps(half), steps(full), strict=True):
+        assert half_stats["kl"] == pytest.approx(full_stats["kl"], rel=0.1)
+        assert half_stats["kl"] != full_stats["kl"]
     assert weights(half).dtype == torch.float32
 
 
-def test_the_kl_coefficient_moves_alike_for_one_role_or_two(tokenizer):
-    """The horizon counts the responses of a batch, not those of all roles that an agent has."""
+def test_the_kl_coefficient_changes_equally_for_one_role_and_two(tokenizer):
+    """The KL horizon counts `ppo.batch_size` responses per update, however many roles the agent has."""
     coefficients = []
     for roles in (1, 2):
         learner, _ = make_learner(tokenizer)
@@ -247,7 +248,7 @@ def test_the_kl_coefficient_moves_alike_for_one_role_or_two(tokenizer):
 
 
 def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
-    """An agent in two roles: one update on both rollouts, whose statistics differ by role where they can."""
+    """An agent in two roles makes one update on both rollouts. KL and length are reported by role."""
     learner, _ = make_learner(tokenizer)
     rows = [ragged(seed=k) for k in range(2)]
     expected = []
@@ -257,14 +258,14 @@ def test_rollouts_of_an_update_have_their_own_kl_and_length(tokenizer):
     stats = learner.update(
         [rollout_of(*row[:2]) for row in rows], [row[2] for row in rows], np.random.default_rng(0)
     )
-    assert [(one.kl, one.response_tokens) for one in stats] == [
+    assert [(role.kl, role.response_tokens) for role in stats] == [
         pytest.approx(pair) for pair in expected
     ]
     assert stats[0].policy_loss == stats[1].policy_loss and stats[0].kl != stats[1].kl
 
 
 def test_a_role_that_earns_more_has_no_advantage_over_another(tokenizer):
-    """Each of an agent's two roles has the advantages that it has by itself."""
+    """A role's advantages are the same in a joint update of two roles and in an update on that role alone."""
     offsets = [0.0, 5.0]
     rollouts, rewards = [], []
     for k, offset in enumerate(offsets):
@@ -273,20 +274,20 @@ def test_a_role_that_earns_more_has_no_advantage_over_another(tokenizer):
         rewards.append(scores + offset)
 
     def advantages(rollouts, rewards):
-        """Of each response token, as a new learner sees them."""
+        """Returns the advantages of all response tokens in a new learner's update."""
         learner, seen = make_learner(tokenizer)
         learner.update(rollouts, rewards, np.random.default_rng(0))
-        ((_, found, _),) = seen
-        return found
+        ((_, token_advantages, _),) = seen
+        return token_advantages
 
     both = advantages(rollouts, rewards)
     alone = [advantages([rollouts[role]], [rewards[role]]) for role in range(2)]
     assert torch.allclose(both, torch.cat(alone), rtol=1e-4, atol=1e-5)
-    assert [own.sum().item() for own in alone] == pytest.approx([0, 0], abs=1e-3)
+    assert [one_role.sum().item() for one_role in alone] == pytest.approx([0, 0], abs=1e-3)
 
 
-def test_a_number_that_is_not_finite_ends_before_a_step(tokenizer):
-    """By agent and roles."""
+def test_a_number_that_is_not_finite_raises_before_a_step(tokenizer):
+    """The error names the agent and its roles."""
     learner, _ = make_learner(tokenizer)
     before = weights(learner)
     rollouts, rewards = [], []
@@ -295,7 +296,7 @@ def test_a_number_that_is_not_finite_ends_before_a_step(tokenizer):
         texts = [""] * 8
         rollouts.append(Rollout(texts, texts, queries, responses, agent="agent_1", role=role))
         rewards.append(scores)
-    rewards[1][3] = math.nan  # every row's pass is finite, the advantages are not
+    rewards[1][3] = math.nan  # forward passes stay finite, advantages do not
     with pytest.raises(NotFinite, match="agent_1 as pioneer and observer"):
         learner.update(rollouts, rewards, np.random.default_rng(0))
     assert torch.equal(weights(learner), before)
@@ -306,20 +307,20 @@ def test_a_number_that_is_not_finite_ends_before_a_step(tokenizer):
 )
 def test_reward_scaling_uses_the_running_moments(tokenizer, settings):
     trainer, _ = make_learner(tokenizer, **settings)
-    got = []
+    scaled_rewards = []
     targets = trainer.targets
     trainer.targets = lambda old, rewards, *args: (
-        got.append(rewards) or targets(old, rewards, *args)
+        scaled_rewards.append(rewards) or targets(old, rewards, *args)
     )
     scores = [ragged(seed=k)[2] for k in range(2)]
     steps(trainer)
     seen = torch.cat(scores)
     centre = seen.mean() if "reward_normalization" in settings else 0
-    assert torch.allclose(got[1], (scores[1] - centre) / seen.std(), rtol=1e-4)
+    assert torch.allclose(scaled_rewards[1], (scores[1] - centre) / seen.std(), rtol=1e-4)
 
 
-def test_rewards_that_are_all_alike_are_not_divided_by_nothing(tokenizer):
-    """As where no response gets an answer right: they would be in the millions, and so would the critic's targets."""
+def test_equal_rewards_are_not_scaled_by_a_deviation_of_zero(tokenizer):
+    """If no response is right, for example, scaled rewards and value targets would be in the millions."""
     learner, _ = make_learner(tokenizer, reward_scaling=True)
     for _ in range(2):
         scaled, learner.reward_moments = learner._scale(torch.full((8,), -0.3))
@@ -347,7 +348,7 @@ def test_gradients_are_clipped_at_every_step(tokenizer):
     assert norms == pytest.approx([1e-3] * 4, rel=1e-3)
 
 
-def test_padding_earns_nothing():
+def test_padding_does_not_change_advantages():
     """GAE in a padded batch equals a plain loop over single responses."""
     gamma, lam, lengths = 0.9, 0.8, [2, 5]
     values, rewards = torch.randn(2, 2, 5, dtype=torch.float64)
@@ -372,8 +373,8 @@ def test_padding_earns_nothing():
     assert torch.allclose(advantages[tokens], expected, atol=1e-6)
 
 
-def test_the_noise_of_the_kl_is_no_advantage_where_all_scores_are_alike(tokenizer):
-    """Of two roles the first earns nothing in any response: its advantages are as small as the KL's part."""
+def test_whitening_does_not_amplify_the_kls_noise_if_all_scores_are_equal(tokenizer):
+    """The first of two roles earns 0 in every response, so its advantages stay as small as the KL penalty."""
     rows, length = 24, 12
     learner, _ = make_learner(tokenizer, init_kl_coef=0.05)
     responses = [torch.zeros(length, dtype=torch.long)] * rows
@@ -397,7 +398,7 @@ def test_the_noise_of_the_kl_is_no_advantage_where_all_scores_are_alike(tokenize
 
 
 def test_mini_batches_of_one_token(tokenizer):
-    """Its values have no variance, which is no reason to end the run."""
+    """The values of a mini-batch with one token have no variance, and the update stays finite."""
     trainer, _ = make_learner(tokenizer, mini_batch_size=1)
     before, (queries, responses, scores) = weights(trainer), ragged()
     rollout = rollout_of(queries, [response[:1] for response in responses])
@@ -407,18 +408,18 @@ def test_mini_batches_of_one_token(tokenizer):
 
 
 def test_explained_variance_of_a_hand_worked_case():
-    """Returns 1, 2, 3 of variance 1; the errors 0, 0.5, -0.5 have 0.25. What is masked does not count."""
+    """The returns 1, 2, 3 have variance 1, the errors 0, 0.5, -0.5 have 0.25. The fourth token is masked."""
     returns, values = torch.tensor([[1.0, 2.0, 3.0, 9.0]]), torch.tensor([[1.0, 1.5, 3.5, 0.0]])
     mask = torch.tensor([[1, 1, 1, 0]])
     assert losses.explained_variance(values, returns, mask).item() == pytest.approx(0.75)
-    # A constant critic explains nothing, whatever the constant; one that is wrong less than nothing.
+    # A constant critic explains nothing. A critic that is worse than a constant has a negative value.
     assert losses.explained_variance(torch.full_like(values, 7.0), returns, mask).item() == 0
     assert losses.explained_variance(-returns, returns, mask).item() == pytest.approx(-3)
     assert losses.explained_variance(values, torch.ones_like(returns), mask).isnan()
 
 
-def test_a_ratio_that_overflows_at_padding_is_none():
-    """Of two positions the second is padding, where the policies are 94 nats apart."""
+def test_a_ratio_that_overflows_at_padding_is_ignored():
+    """The second of two positions is padding, and the policies differ by 94 nats there."""
     names = ("logprobs", "values", "entropies", "old_values", "advantages", "returns")
     terms = losses.ppo_losses(
         **dict.fromkeys(names, torch.zeros(1, 2)),
@@ -435,8 +436,8 @@ def test_a_ratio_that_overflows_at_padding_is_none():
 @pytest.mark.parametrize(
     "ratio, advantage, clips", [(1.25, 1.0, False), (1.3, 1.0, True), (0.75, -1.0, True)]
 )
-def test_a_ratio_above_1_has_a_range_of_its_own(tokenizer, ratio, advantage, clips):
-    """As in the group learners' losses, which test_trl_formulas compares with TRL's."""
+def test_cliprange_high_is_the_range_above_1(tokenizer, ratio, advantage, clips):
+    """Group learners clip in the same way, and test_trl_formulas compares them with TRL."""
     learner, _ = make_learner(tokenizer, cliprange_high=0.28)
     one = torch.ones(1, 1)
     rows = SimpleNamespace(

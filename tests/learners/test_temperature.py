@@ -1,4 +1,4 @@
-"""Log-probabilities, KL and gradients are those of the distribution that was sampled."""
+"""Log-probabilities, KL and gradients belong to the sampled distribution, so the temperature applies to them."""
 
 import copy
 
@@ -25,7 +25,7 @@ TEMPERATURE = 0.6
 
 
 def make(tokenizer, algorithm):
-    """A learner whose reference differs from its policy."""
+    """Returns a learner whose reference differs from its policy."""
     sampling = SamplingConfig(max_new_tokens=12, temperature=TEMPERATURE)
     config = Config(device="cpu", algorithm=algorithm, sampling=sampling)
     wrap, learner = (
@@ -37,16 +37,16 @@ def make(tokenizer, algorithm):
 
 
 def tempered(model, query, response):
-    """All log-probabilities of a response, (tokens, vocabulary)."""
+    """Returns the log-probabilities (tokens, vocabulary) along a response at the temperature."""
     return all_logprobs(model, query, response, TEMPERATURE)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
-def test_numbers_are_those_of_the_tempered_distributions(tokenizer, algorithm):
+def test_numbers_belong_to_the_tempered_distributions(tokenizer, algorithm):
     learner = make(tokenizer, algorithm)
     queries, responses, _ = ragged()
     batch = window.pack(queries, responses, pad_token(tokenizer))
-    found = learner.compare_with_reference(batch)
+    comparison = learner.compare_with_reference(batch)
     passed = learner.forward(batch)
     entropy = losses.entropy(passed.all_logprobs, 8)
     rows = zip(queries, responses, strict=True)
@@ -54,13 +54,13 @@ def test_numbers_are_those_of_the_tempered_distributions(tokenizer, algorithm):
         policy = tempered(learner.policy, query, response)
         reference = tempered(learner.reference.pretrained_model, query, response)
         length = len(response)
-        for name, of_model in (("logprobs", policy), ("ref_logprobs", reference)):
-            expected = of_model.gather(1, response[:, None])[:, 0]
-            torch.testing.assert_close(getattr(found, name)[row, :length], expected.detach())
+        for name, logprobs in (("logprobs", policy), ("ref_logprobs", reference)):
+            expected = logprobs.gather(1, response[:, None])[:, 0]
+            torch.testing.assert_close(getattr(comparison, name)[row, :length], expected.detach())
         kl = (policy.exp() * (policy - reference)).sum(1)
-        torch.testing.assert_close(found.kl[row, :length], kl.detach(), rtol=1e-4, atol=1e-5)
-        of_row = -(policy.exp() * policy).sum(1)
-        torch.testing.assert_close(entropy[row, :length], of_row.detach(), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(comparison.kl[row, :length], kl.detach(), rtol=1e-4, atol=1e-5)
+        expected = -(policy.exp() * policy).sum(1)
+        torch.testing.assert_close(entropy[row, :length], expected.detach(), rtol=1e-4, atol=1e-5)
 
     # The gradient of the tokens' log-probabilities.
     (passed.logprobs * batch.response_mask).sum().backward()
@@ -68,8 +68,8 @@ def test_numbers_are_those_of_the_tempered_distributions(tokenizer, algorithm):
     model.zero_grad()
     for query, response in zip(queries, responses, strict=True):
         tempered(model, query, response).gather(1, response[:, None]).sum().backward()
-    for found_one, expected in zip(learner.policy.parameters(), model.parameters(), strict=True):
-        torch.testing.assert_close(found_one.grad, expected.grad, rtol=1e-3, atol=1e-3)
+    for parameter, expected in zip(learner.policy.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected.grad, rtol=1e-3, atol=1e-3)
 
 
 def test_an_evaluation_measures_the_tempered_kl(tokenizer):
@@ -99,7 +99,7 @@ def test_an_evaluation_measures_the_tempered_kl(tokenizer):
         ({"temperature": 0.7}, None),
     ],
 )
-def test_what_changes_the_support_is_warned_of_once(config, settings, warned, recwarn):
+def test_settings_that_make_samples_off_policy_warn_once(config, settings, warned, recwarn):
     config.sampling = SamplingConfig(3, 3, **settings)
     make_agents(config)
     messages = [str(w.message) for w in recwarn if "off-policy" in str(w.message)]

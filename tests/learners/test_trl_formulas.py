@@ -1,4 +1,4 @@
-"""The group learners' advantages, losses and gradients are those of current TRL."""
+"""The group learners have the same advantages, losses and gradients as TRL 1.16."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from conftest import ROOT
 
 
 def test_group_learners_equal_trl_1_16(command):
-    """Against numbers that TRL's own trainers computed: benchmarks/trl_formulas.py."""
+    """benchmarks/trl_formulas.py compares them with numbers that TRL's trainers computed."""
     script = ROOT / "benchmarks" / "trl_formulas.py"
     numbers = Path(__file__).with_name("trl_1_16_0.safetensors")
     ended = command(script, "--with", "cory", numbers)

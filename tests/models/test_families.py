@@ -1,4 +1,4 @@
-"""Model families: what is sampled and trained has the log-probabilities of the plain text, or the model is refused."""
+"""Model families: sampling and training give each text's own log-probabilities, or the model is refused."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ LINEAR = {
     "linear_value_head_dim": 8,
 }
 
-# A run takes these for granted; some in two variants.
+# Families that runs accept without a check, some of them in two variants.
 ATTENTION = {
     "gpt2": GPT2,
     "gptj": GPT2 | {"rotary_dim": 4},
@@ -59,7 +59,7 @@ ATTENTION = {
     "qwen3_moe": SIZE | EXPERTS | {"moe_intermediate_size": 16},
     "smollm3": SIZE,
 }
-# These keep more than keys and values.
+# Families that keep a state besides keys and values.
 STATES = {
     "mamba": IDS | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8},
     "mamba2": IDS | {"hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "num_heads": 8, "head_dim": 8}
@@ -71,7 +71,7 @@ STATES = {
     | {"shared_expert_intermediate_size": 16},
     "qwen3_5_text": SIZE | LINEAR | {"layer_types": RECURRENT},
 }  # fmt: skip
-# These read padding as text, in every pass or as they sample.
+# Families that read padding as text, in every pass or only in sampling.
 REFUSED = {
     "rwkv": IDS
     | {
@@ -90,7 +90,7 @@ ALL = ATTENTION | STATES | REFUSED
 
 
 class Tokenizer:
-    """What sampling asks of one: ids are written as numbers."""
+    """The part of a tokenizer that sampling uses. Token ids are decoded as numbers."""
 
     pad_token_id = 0
 
@@ -102,29 +102,29 @@ class Tokenizer:
         return " ".join(map(str, ids)) + " "
 
 
-def some(*lengths):
+def random_ids(*lengths):
     torch.manual_seed(1)
     return [torch.randint(3, 99, (length,)) for length in lengths]
 
 
 @torch.no_grad()
 def alone(model, query, response):
-    """Log-probabilities at a response's tokens in one plain pass over the text."""
+    """Returns the log-probabilities (tokens, vocabulary) along a response, from one pass over the text."""
     text = torch.cat([query, response])
     return model(input_ids=text[None]).logits[0, len(query) - 1 : -1].log_softmax(-1)
 
 
-def test_the_families_that_are_taken_for_granted_are_those_compared_here():
+def test_all_families_that_are_accepted_without_a_check_are_tested_here():
     assert {name.split(" ")[0] for name in ATTENTION} == set(TESTED)
 
 
 @pytest.mark.parametrize("name", [*ATTENTION, *STATES])
-def test_log_probabilities_are_those_of_the_text_alone(name):
-    """Of what is sampled, and in the passes of training."""
-    model, queries = tiny(name, **ALL[name]), some(3, 9, 14, 1)
+def test_padded_batches_give_the_log_probabilities_of_each_text_alone(name):
+    """In sampling and in training's forward passes."""
+    model, queries = tiny(name, **ALL[name]), random_ids(3, 9, 14, 1)
     queries.append(queries[1].clone())
     settings = SamplingConfig(1, 10, temperature=1.3)
-    ends = range(0, 100, 9)  # so that rows end at different times
+    ends = range(0, 100, 9)  # many end tokens, so that rows end at different times
 
     def draw():
         generator = torch.Generator().manual_seed(5)
@@ -138,13 +138,14 @@ def test_log_probabilities_are_those_of_the_text_alone(name):
         assert torch.equal(response, again[i])
         expected = alone(model, query, response)
         sampled = torch.stack(seen[i]).log_softmax(-1)
-        for found in (sampled, passes[i, : len(response)]):
-            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        for logprobs in (sampled, passes[i, : len(response)]):
+            torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["llama", "mamba", "qwen3_next"])
 def test_padding_changes_no_gradient(name):
-    model, queries, responses = tiny(name, **ALL[name]), some(3, 9, 14), some(4, 1, 7)
+    model = tiny(name, **ALL[name])
+    queries, responses = random_ids(3, 9, 14), random_ids(4, 1, 7)
 
     def gradients(groups):
         model.zero_grad()
@@ -169,8 +170,8 @@ def test_padding_changes_no_gradient(name):
         SamplingConfig(stop=["7 ", "30"]),
     ],
 )
-def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch):
-    model, queries = tiny("llama", **SIZE), some(3, 9, 14, 5)
+def test_generate_draws_the_same_tokens_as_corys_sampling_loop(settings, monkeypatch):
+    model, queries = tiny("llama", **SIZE), random_ids(3, 9, 14, 5)
     model.generation_config = GenerationConfig(
         temperature=0.1, top_k=1, max_length=3, suppress_tokens=[5, 6]
     )
@@ -180,44 +181,45 @@ def test_generate_draws_the_tokens_that_our_own_loop_draws(settings, monkeypatch
         generator = torch.Generator().manual_seed(11)
         return sample(model, Tokenizer(), queries, settings, generator, ends=ends, keep_logits=True)
 
-    ours, our_logits = draw()
+    drawn, drawn_logits = draw()
     monkeypatch.setattr("cory.models.sample.keeps_keys_and_values", lambda model: False)
-    kept = model.generation_config
-    theirs, their_logits = draw()
-    assert model.generation_config is kept
-    # Until a row leaves our batch, both draw the same random numbers.
-    same = min(map(len, ours))
+    generation_config = model.generation_config
+    generated, generated_logits = draw()
+    assert model.generation_config is generation_config
+    # Both draw the same random numbers until the loop drops the first finished row.
+    same = min(map(len, drawn))
     assert same > 1
-    for mine, other, logits, others in zip(ours, theirs, our_logits, their_logits, strict=True):
-        assert torch.equal(mine[:same], other[:same])
-        assert len(others) == len(other)
+    rows = zip(drawn, generated, drawn_logits, generated_logits, strict=True)
+    for response, expected, logits, expected_logits in rows:
+        assert torch.equal(response[:same], expected[:same])
+        assert len(expected_logits) == len(expected)
         torch.testing.assert_close(
-            torch.stack(logits[:same]), torch.stack(others[:same]), rtol=0, atol=1e-4
+            torch.stack(logits[:same]), torch.stack(expected_logits[:same]), rtol=0, atol=1e-4
         )
 
 
-def test_generate_ends_rows_as_our_own_loop_does(monkeypatch):
-    """With the likeliest token each time, random numbers play no part."""
+def test_generate_ends_rows_as_corys_sampling_loop_does(monkeypatch):
+    """Decoding is greedy, so random numbers play no part."""
     model, queries, likeliest = (
         tiny("llama", **SIZE),
-        some(3, 9, 14, 5, 8, 2),
+        random_ids(3, 9, 14, 5, 8, 2),
         SamplingConfig(1, 20, top_k=1),
     )
     free = sample(model, Tokenizer(), queries, likeliest, torch.Generator(), ends=()).responses
-    ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 9), strict=False)]
+    ends = [int(row[t]) for row, t in zip(free, (1, 3, 6, 9), strict=False)]
     stop = [f" {int(free[4][4])} {int(free[4][5])} "]
     settings = SamplingConfig(1, 20, top_k=1, stop=stop)
     expected = sample(model, Tokenizer(), queries, settings, torch.Generator(), ends=ends).responses
     monkeypatch.setattr("cory.models.sample.keeps_keys_and_values", lambda model: False)
-    found = sample(model, Tokenizer(), queries, settings, torch.Generator(), ends=ends).responses
+    generated = sample(model, Tokenizer(), queries, settings, torch.Generator(), ends=ends)
     assert len({len(row) for row in expected}) > 3
-    for mine, other in zip(expected, found, strict=True):
-        assert torch.equal(mine, other)
+    for row, expected_row in zip(generated.responses, expected, strict=True):
+        assert torch.equal(row, expected_row)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "jamba"])
 def test_a_check_draws_no_random_number(name, monkeypatch):
-    """Of models that pass it."""
+    """The check of a family leaves the random state as it was, if the model passes."""
     monkeypatch.setattr(families, "TESTED", ())
     model, before = tiny(name, **ALL[name]), torch.get_rng_state()
     check_model(model, Tokenizer())
@@ -234,7 +236,7 @@ def saved(name, tokenizer, folder):
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_model_that_reads_padding_is_refused(config, tokenizer, tmp_path, name):
-    """It neither trains nor answers. By an engine, which samples, only those may train whose passes are right."""
+    """It neither trains nor answers. If an engine samples, only the forward passes must ignore padding."""
     config.model.name = saved(name, tokenizer, tmp_path / "model")
     config.algorithm = "reinforce"  # needs no value head, which TRL makes for few families
     refused = rf"^model\.name: .* depend on padding, got one of type {name}: "
@@ -267,6 +269,6 @@ def test_agents_of_mamba_train(config, tokenizer, tmp_path):
     assert answers().completions == rollout.completions
     before = [p.detach().clone() for p in agent.policy.parameters() if p.requires_grad]
     (stats,) = agent.learn([rollout], [torch.arange(8.0)], np.random.default_rng(0))
-    assert stats.kl == pytest.approx(0, abs=1e-5)  # sampled and read by the same weights
+    assert stats.kl == pytest.approx(0, abs=1e-5)  # the policy has not been updated yet
     after = [p for p in agent.policy.parameters() if p.requires_grad]
     assert any(not torch.equal(old, new) for old, new in zip(before, after, strict=True))

@@ -1,4 +1,4 @@
-"""LoRA agents: one base, adapters that learn apart, and what starts from or is saved as an adapter."""
+"""LoRA agents: adapters on one shared base, saved adapters, and runs that start from them."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -35,7 +35,7 @@ def equal(a, b) -> bool:
 
 
 def test_agents_share_one_base_and_train_their_adapters_alone(config):
-    """The base with adapters off is the reference."""
+    """The shared base without adapters serves as the reference."""
     trainer = make_trainer(lora(config))
     first, second = trainer.agents
     assert first.learner.policy is second.learner.policy and first.learner.reference is None
@@ -43,9 +43,9 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
     for agent, other in ((first, second), (second, first)):
 
         def spy(*args, agent=agent, other=other, learn=agent.learn):
-            mine, theirs = adapters(agent), adapters(other)
+            before, other_before = adapters(agent), adapters(other)
             stats = learn(*args)
-            assert not equal(adapters(agent), mine) and equal(adapters(other), theirs)
+            assert not equal(adapters(agent), before) and equal(adapters(other), other_before)
             return stats
 
         agent.learn = spy
@@ -54,11 +54,11 @@ def test_agents_share_one_base_and_train_their_adapters_alone(config):
     assert all(kl > 1e-3 for kl in kls[-1])
     assert equal(base(first), frozen)
     groups = [agent.learner.optimizer.param_groups for agent in trainer.agents]
-    sizes = [sum(len(group["params"]) for group in of_agent) for of_agent in groups]
-    trained = {id(p) for of_agent in groups for group in of_agent for p in group["params"]}
-    assert len(trained) == sum(sizes)  # no parameter in both optimizers
+    sizes = [sum(len(group["params"]) for group in agent_groups) for agent_groups in groups]
+    trained = {id(p) for agent_groups in groups for group in agent_groups for p in group["params"]}
+    assert len(trained) == sum(sizes)  # no parameter is in both optimizers
     for size, agent in zip(sizes, trainer.agents, strict=True):
-        assert size == len(adapters(agent)) + 2  # and the value head
+        assert size == len(adapters(agent)) + 2  # the value head has a weight and a bias
 
 
 def logits(model, ids):
@@ -66,11 +66,11 @@ def logits(model, ids):
         return model.eval()(input_ids=ids).logits
 
 
-def test_a_saved_adapter_is_opened_and_started_from(config):
+def test_a_saved_adapter_can_be_loaded_and_trained_further(config):
     trainer = make_trainer(replace(lora(config), iterations=2))
     folder, ids = trainer.train().folder, torch.arange(3, 12)[None]
     plain = AutoModelForCausalLM.from_pretrained(config.model.name)
-    for agent in trainer.agents:  # without TRL
+    for agent in trainer.agents:  # loaded with PEFT alone
         fresh = AutoModelForCausalLM.from_pretrained(config.model.name)
         model = peft.PeftModel.from_pretrained(fresh, folder / agent.name)
         agent.activate()
@@ -79,7 +79,7 @@ def test_a_saved_adapter_is_opened_and_started_from(config):
         assert not torch.allclose(expected, logits(plain, ids), rtol=1e-3, atol=1e-3)
 
     adapter = ModelConfig(str(folder / "agent_1"))
-    for start in (config, lora(config)):  # part of the reference
+    for start in (config, lora(config)):  # the adapter is part of the reference, so the KL is 0
         started = make_trainer(replace(start, model=adapter, output=None))
         kls = [record["kl"] for record in run_iteration(started, 0)]
         assert kls == pytest.approx([0, 0], abs=1e-5)
@@ -87,7 +87,7 @@ def test_a_saved_adapter_is_opened_and_started_from(config):
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_an_agent_that_starts_from_an_adapter_trains_all_weights(config, algorithm, tmp_path):
-    """As agents without LoRA do: those of the base with the adapter merged in."""
+    """Without `lora.rank`, the adapter is merged into its base and all weights are trained."""
     make_agents(lora(config))[0].save(tmp_path)
     agents = [{}, {"model": {"name": str(tmp_path)}}]
     trainer = make_trainer(replace(config, algorithm=algorithm, group_size=4, agents=agents))
@@ -100,7 +100,7 @@ def test_an_agent_that_starts_from_an_adapter_trains_all_weights(config, algorit
 
 
 def test_a_head_that_an_adapter_saves_whole_is_trained(config, tmp_path):
-    """The base's is tied to the embedding."""
+    """The saved head is separate from the embedding, although the base ties both."""
     settings = peft.LoraConfig(r=2, task_type="CAUSAL_LM", modules_to_save=["lm_head"])
     base, tokenizer = load_policy(config.model)
     peft.get_peft_model(base, settings).save_pretrained(tmp_path)
@@ -112,7 +112,7 @@ def test_a_head_that_an_adapter_saves_whole_is_trained(config, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
 def test_an_agent_without_trainable_weights_is_refused(config, algorithm, monkeypatch):
-    """Its value head alone is none."""
+    """A trainable value head alone is not enough."""
 
     def load_frozen(*args, **options):
         policy, tokenizer = load_policy(*args, **options)
@@ -125,7 +125,7 @@ def test_an_agent_without_trainable_weights_is_refused(config, algorithm, monkey
 
 
 def test_an_adapter_that_transformers_attached_is_refused(config, monkeypatch):
-    """One on the Hub, whose folder is not seen beforehand: transformers would freeze its base."""
+    """The folder of a Hub adapter is unknown before loading, and transformers would freeze the base."""
     folder = make_trainer(replace(lora(config), iterations=1)).train().folder / "agent_1"
     exists = Path.exists
     monkeypatch.setattr(
@@ -138,7 +138,7 @@ def test_an_adapter_that_transformers_attached_is_refused(config, monkeypatch):
 
 
 def test_a_saved_adapter_names_the_revision_of_its_base(config, tokenizer, tmp_path, monkeypatch):
-    """A model of the Hub, whose branches have different weights, in the local cache."""
+    """The base is a cached Hub model whose Git branches have different weights."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     repository = tmp_path / "cache/models--user--name"
     (repository / "refs").mkdir(parents=True)
@@ -171,7 +171,11 @@ def test_a_saved_adapter_names_the_revision_of_its_base(config, tokenizer, tmp_p
 
 def test_full_fine_tuning_in_16_bits_warns(config, recwarn):
     half = replace(config, model=replace(config.model, dtype="bfloat16"))
-    for settings, expected in ((config, 0), (lora(half), 0), (half, 1)):  # once for two agents
+    for settings, expected in (
+        (config, 0),
+        (lora(half), 0),
+        (half, 1),
+    ):  # one warning for two agents
         make_agents(settings)
         assert sum("model.dtype" in str(warning.message) for warning in recwarn) == expected
 
@@ -186,7 +190,9 @@ def test_full_fine_tuning_in_16_bits_warns(config, recwarn):
         ("model.quantization", "no bitsandbytes"),
     ],
 )
-def test_models_that_cannot_be_had_are_refused(config, tokenizer, tmp_path, monkeypatch, key, case):
+def test_broken_adapters_and_unusable_settings_are_refused(
+    config, tokenizer, tmp_path, monkeypatch, key, case
+):
     model = ModelConfig(str(tmp_path))
     (agent, _) = make_agents(lora(config))
     agent.save(tmp_path)
@@ -208,7 +214,7 @@ def test_models_that_cannot_be_had_are_refused(config, tokenizer, tmp_path, monk
         load_policy(model)
 
 
-def test_target_modules_are_those_asked_for(config):
+def test_adapters_are_added_to_the_target_modules(config):
     agent = make_agents(lora(config, target_modules=["c_fc", "c_proj"]))[0]
     assert {name.split(".lora_")[0].rsplit(".", 1)[-1] for name in adapters(agent)} == {
         "c_fc",
@@ -216,7 +222,7 @@ def test_target_modules_are_those_asked_for(config):
     }
 
 
-def test_quantized_base_with_lora(config, wide_llama):
+def test_adapters_on_a_quantized_base_train(config, wide_llama):
     pytest.importorskip("bitsandbytes")
     config = replace(
         config, model=ModelConfig(str(wide_llama), quantization="4bit"), lora=LoraConfig(rank=4)
@@ -233,7 +239,7 @@ def test_quantized_base_with_lora(config, wide_llama):
     )
 
 
-def test_a_folder_of_quantized_weights_is_not_trained_in_part(config, wide_llama, tmp_path):
+def test_full_fine_tuning_of_saved_quantized_weights_is_refused(config, wide_llama, tmp_path):
     pytest.importorskip("bitsandbytes")
     policy, tokenizer = load_policy(ModelConfig(str(wide_llama), quantization="4bit"))
     policy.save_pretrained(tmp_path)

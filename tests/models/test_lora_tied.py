@@ -1,6 +1,4 @@
-"""Adapters on a head that is tied to the embedding, or on the embedding: LoRA there is refused, as saved it is another
-model.
-"""
+"""LoRA on an output head or embedding that are tied is refused, since the saved adapter would load as another model."""
 
 import json
 
@@ -14,7 +12,7 @@ from cory.errors import UserError
 from cory.models.load import load_policy
 from cory.models.lora import add_adapter, save_policy
 
-POLICY = "imdb_train/weights/policy"  # GPT-2, tied
+POLICY = "imdb_train/weights/policy"  # a GPT-2 with a tied head
 IDS = torch.arange(5, 15)[None]
 
 
@@ -50,7 +48,7 @@ def test_a_saved_adapter_on_a_tied_module_is_refused(tmp_path):
         load_policy(ModelConfig(str(tmp_path / "adapter")))
 
 
-def test_untied_ones_are_saved_as_they_were_trained(tmp_path):
+def test_adapters_on_an_untied_head_and_embedding_load_as_they_were_trained(tmp_path):
     base = make_llama(tmp_path / "base", tied=False)
     policy, _ = load_policy(ModelConfig(base))
     lora = LoraConfig(rank=2, target_modules=["q_proj", "lm_head", "embed_tokens"])
@@ -81,7 +79,7 @@ def test_tokens_that_an_adapter_trains_are_merged_into_both_tied_modules(tmp_pat
     torch.testing.assert_close(logits(loaded), logits(policy), rtol=1e-3, atol=1e-3)
 
 
-def test_an_adapter_of_a_learned_prompt_is_refused(tmp_path):
+def test_a_prompt_tuning_adapter_is_refused(tmp_path):
     base = AutoModelForCausalLM.from_pretrained(make_llama(tmp_path / "base", tied=True))
     settings = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     peft.get_peft_model(base, settings).save_pretrained(tmp_path / "adapter")

@@ -1,4 +1,4 @@
-"""Beginnings that prompts share, read once."""
+"""Prompts that share a prefix are encoded once per prefix."""
 
 import pytest
 import torch
@@ -12,19 +12,21 @@ from cory.models.window import BY_POSITIONS, forward, pack, whole_mask
 
 LENGTHS = [5, 1, 3, 7, 2, 4, 6, 5]
 EXAMPLES = torch.arange(40, 68)
-STEM = "some very fine or awful acting and music"
-ALIKE = [f"{STEM}{more}" for more in ("", " a", " a bad story", " the film was a good", " a")]
-APART = ["the film was", "a good story", "bad film"]
+PREFIX = "some very fine or awful acting and music"
+WITH_PREFIX = [
+    f"{PREFIX}{more}" for more in ("", " a", " a bad story", " the film was a good", " a")
+]
+WITHOUT_PREFIX = ["the film was", "a good story", "bad film"]
 
 
 def prompts_of_groups():
-    """Rows of a prompt need not stand together, and prompts may have different numbers of rows."""
+    """Returns eight rows of three prompts. A prompt's rows are not adjacent, and their number differs."""
     prompts = [torch.arange(3, 33), torch.arange(4, 24), torch.arange(5, 45)]
     return [prompts[number] for number in (0, 1, 0, 2, 1, 0, 1, 1)]
 
 
 def prompts_with_examples():
-    """The last one is all that the others share."""
+    """Returns prompts that begin with the same examples; the last one is these examples alone."""
     rests = [torch.randint(3, 40, (length,)) for length in (4, 1, 6, 3, 5, 2, 4)]
     return [torch.cat([EXAMPLES, rest]) for rest in rests] + [EXAMPLES]
 
@@ -40,7 +42,7 @@ def batch(prompts=prompts_of_groups):
     return pack(prompts(), responses, 0)
 
 
-def plainly(model, window):
+def whole_rows(model, window):
     mask = whole_mask(model, window.attention_mask, window.input_ids.shape[1], window.is_padded)
     width = window.response_ids.shape[1]
     return forward(model, window.input_ids, mask, window.position_ids, width)
@@ -66,15 +68,15 @@ def shared(model, window):
         ("llama", prompts_with_two_kinds_of_examples, 2),
     ],
 )
-def test_a_response_sees_its_prompt_and_itself(name, prompts, rows):
-    """Logits, hidden states and gradients are those of rows with a prompt each."""
+def test_a_response_attends_only_to_its_prompt_and_itself(name, prompts, rows):
+    """Logits, hidden states and gradients are the same as with one prompt per row."""
     model = tiny(name, **SIZE).double()
     window = batch(prompts)
     assert len(share_prompts(model, window).input_ids) == rows
     outputs, gradients = [], []
-    for way in (plainly, shared):
+    for run_model in (whole_rows, shared):
         model.zero_grad()
-        logits, hidden = way(model, window)
+        logits, hidden = run_model(model, window)
         tokens = window.response_mask.bool()
         logprobs = logits.log_softmax(-1).gather(-1, window.response_ids[..., None])[tokens]
         (logprobs * torch.arange(1, len(logprobs) + 1)[:, None]).mean().backward()
@@ -85,29 +87,30 @@ def test_a_response_sees_its_prompt_and_itself(name, prompts, rows):
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_batch_is_laid_out_only_where_that_is_less_work():
+def test_prompts_are_shared_only_if_that_saves_work():
     model = tiny("gpt2", **SIZE)
     responses = [torch.arange(3, 8)] * 8
     alone = pack([torch.arange(3 + i, 13 + i) for i in range(8)], responses, 0)
     assert share_prompts(model, alone) is None
-    # Behind one another, long responses attend to more than they save; many stand behind several copies.
+    # In a shared row, attention between long responses costs more than a prompt of one token saves.
     long = pack([torch.tensor([3])] * 8, [torch.arange(3, 40)] * 8, 0)
     assert share_prompts(model, long) is None
+    # Many responses are spread over several copies of their prompt.
     many = pack([torch.arange(3, 33)] * 16, [torch.arange(3, 13)] * 16, 0)
     assert 1 < len(share_prompts(model, many).input_ids) < 16
 
 
-def test_models_that_count_padding_or_have_other_masks_are_read_as_before():
+def test_models_that_count_padding_or_build_other_masks_share_no_prompts():
     assert share_prompts(tiny("bloom", **SIZE), batch()) is None
     model = tiny("gpt2", **SIZE)
     model.set_attn_implementation("eager")
     assert share_prompts(model, batch()) is None
 
 
-# Stems that are read first
+# Prefixes that are encoded before the rest of the prompts
 
 
-def test_stems_are_what_neighbours_share():
+def test_prefixes_of_neighbouring_prompts_are_chosen_to_save_tokens():
     def shared(prompts):
         stems = stems_of(prompts)
         assert all(prompt[: len(stem)] == stem for prompt, stem in zip(prompts, stems, strict=True))
@@ -116,18 +119,22 @@ def test_stems_are_what_neighbours_share():
     three = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (1, 2, 3, 4, 7)]
     assert shared(three) == [4, 4, 4]
     assert shared([*three, (9,)]) == [4, 4, 4, 0]
-    assert shared([*three, (1, 2, 3, 8)]) == [3] * 4  # two tokens are read once more to save three
-    assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]  # six would be read once more to save one
-    # All but a token, which predicts the response.
+    # One group of four saves three tokens and encodes two of them again.
+    assert shared([*three, (1, 2, 3, 8)]) == [3] * 4
+    # One group of four would save a single token and encode six again.
+    assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]
+    # The last prompt token is left out, since it predicts the response.
     assert shared([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]
-    assert shared([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # of the shorter one, too
-    # That all prompts begin with the same token does not make it one group.
+    assert shared([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # also of the shorter prompt
+    # A common first token alone does not make one group.
     other = (1, 5, 5, 5, 5, 5)
     assert shared([other, *three]) == [5, 4, 4, 4]
 
 
-@pytest.mark.parametrize("prompts", [ALIKE, ALIKE + APART, APART, ["a", *ALIKE]])
-def test_reading_beginnings_once_changes_no_logits(tokenizer, prompts):
+@pytest.mark.parametrize(
+    "prompts", [WITH_PREFIX, WITH_PREFIX + WITHOUT_PREFIX, WITHOUT_PREFIX, ["a", *WITH_PREFIX]]
+)
+def test_encoding_prefixes_once_changes_no_logits(tokenizer, prompts):
     model = make_gpt2(tokenizer)
     queries = rows(tokenizer, prompts)
     torch.manual_seed(0)
@@ -137,19 +144,18 @@ def test_reading_beginnings_once_changes_no_logits(tokenizer, prompts):
     packed = pack(queries, responses, 0)
     with torch.no_grad():
         expected = forward(model, *packed[:3], packed.response_ids.shape[1])[0]
-    found = response_logits(model, queries, responses, 0)
+    logits = response_logits(model, queries, responses, 0)
     for row, response in enumerate(responses):
         torch.testing.assert_close(
-            found[row, : len(response)], expected[row, : len(response)], rtol=0, atol=2e-5
+            logits[row, : len(response)], expected[row, : len(response)], rtol=0, atol=2e-5
         )
 
 
 def test_sampling_gives_the_logits_of_its_tokens(tokenizer):
     model = make_gpt2(tokenizer)
-    queries = rows(tokenizer, [*APART, *APART, *ALIKE])
-    model.generation_config.eos_token_id = model.config.eos_token_id = list(
-        range(3, 300, 3)
-    )  # they end at different times
+    queries = rows(tokenizer, [*WITHOUT_PREFIX, *WITHOUT_PREFIX, *WITH_PREFIX])
+    # Many end tokens, so that responses end at different times.
+    model.generation_config.eos_token_id = model.config.eos_token_id = list(range(3, 300, 3))
     settings = SamplingConfig(1, 6, temperature=0.5)
     generator = torch.Generator().manual_seed(1)
     responses, seen = sample(model, tokenizer, queries, settings, generator, keep_logits=True)
@@ -172,8 +178,8 @@ def test_sampling_gives_the_logits_of_its_tokens(tokenizer):
         ("mpt", {}, False),
     ],
 )
-def test_beginnings_are_read_once_by_models_that_go_by_positions(name, changes, shares):
-    """And with each prompt where distances count padding."""
+def test_prefixes_are_encoded_once_by_models_that_use_position_ids(name, changes, shares):
+    """Models whose distances count padding encode every whole prompt."""
     policy, queries = (
         tiny(name, **SIZE, **changes),
         [torch.arange(3, 33), torch.arange(3, 24), torch.arange(3, 40)],
@@ -181,8 +187,8 @@ def test_beginnings_are_read_once_by_models_that_go_by_positions(name, changes, 
     responses = [torch.tensor(ids) for ids in ([5, 6, 7], [8], [9, 10, 11, 12])]
     stems = read_stems(policy, [tuple(query.tolist()) for query in queries], 0)
     assert (stems is not None) == shares
-    found = response_logits(policy, queries, responses, 0)
-    for place, (query, response) in enumerate(zip(queries, responses, strict=True)):
+    logits = response_logits(policy, queries, responses, 0)
+    for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
         with torch.no_grad():
             alone = policy(torch.cat([query, response])[None, :-1]).logits[0, -len(response) :]
-        torch.testing.assert_close(found[place, : len(response)], alone, rtol=0, atol=2e-4)
+        torch.testing.assert_close(logits[row, : len(response)], alone, rtol=0, atol=2e-4)

@@ -1,4 +1,4 @@
-"""Sampling: the tokens that transformers' own `generate` draws, row by row where rows end at different times."""
+"""Sampling draws the same tokens as transformers' `generate`, also if rows end at different times."""
 
 import pytest
 import torch
@@ -27,23 +27,23 @@ def model(tokenizer):
         SamplingConfig(1, 12, temperature=1.5, top_k=50, top_p=0.9, repetition_penalty=1.1),
     ],
 )
-def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
+def test_sampling_draws_the_same_tokens_as_generate(model, tokenizer, settings, monkeypatch):
     generator = torch.Generator().manual_seed(3)
     monkeypatch.setattr(
         torch, "multinomial", lambda probabilities, num_samples: draw(probabilities, generator)
     )
-    queries = rows(tokenizer, [PROMPTS[2], *PROMPTS, PROMPTS[0]])  # two of them twice
-    # The settings of the model have no say.
+    queries = rows(tokenizer, [PROMPTS[2], *PROMPTS, PROMPTS[0]])  # two prompts occur twice
+    # The model's own generation settings are ignored.
     model.generation_config = GenerationConfig(
         temperature=0.1, top_k=1, max_length=3, eos_token_id=0
     )
-    ours = sample(
+    responses = sample(
         model, tokenizer, queries, settings, torch.Generator().manual_seed(3), ends=()
     ).responses
     model.generation_config = GenerationConfig()
     ids, mask = pad(queries, 0, "left")
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
-    theirs = model.generate(
+    generated = model.generate(
         input_ids=ids,
         attention_mask=mask,
         generation_config=GenerationConfig(
@@ -51,10 +51,10 @@ def test_it_draws_what_generate_draws(model, tokenizer, settings, monkeypatch):
             top_k=settings.top_k, top_p=settings.top_p, repetition_penalty=settings.repetition_penalty,
         ),
     )  # fmt: skip
-    assert torch.equal(torch.stack(ours), theirs[:, ids.shape[1] :])
+    assert torch.equal(torch.stack(responses), generated[:, ids.shape[1] :])
 
 
-def test_a_prompt_that_stands_several_times_is_read_once(model, tokenizer):
+def test_a_repeated_prompt_is_encoded_once(model, tokenizer):
     read = []
     model.register_forward_pre_hook(
         lambda _, __, given: read.append(
@@ -93,13 +93,13 @@ def test_tokens_are_drawn_as_often_as_they_are_likely():
 
 
 def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeypatch):
-    """With the likeliest token each time, a row is answered in company as it is alone; most rows leave early."""
+    """A row's greedy response is the same in a batch and alone. Most rows end early and leave the batch."""
     queries = rows(tokenizer, PROMPTS * 3)
     for i, query in enumerate(queries):
-        queries[i] = torch.cat([query, torch.tensor([5 + i])])  # so that no two are alike
+        queries[i] = torch.cat([query, torch.tensor([5 + i])])  # no two prompts are equal
     likeliest = SamplingConfig(1, 20, top_k=1)
     free = sample(model, tokenizer, queries, likeliest, torch.Generator(), ends=()).responses
-    ends = [int(row[place]) for row, place in zip(free, (1, 3, 6, 10, 15), strict=False)]
+    ends = [int(row[t]) for row, t in zip(free, (1, 3, 6, 10, 15), strict=False)]
     sizes = []
     model.register_forward_pre_hook(
         lambda module, args, kwargs: sizes.append(len(args[0] if args else kwargs["input_ids"])),
@@ -119,7 +119,7 @@ def test_rows_that_leave_the_batch_change_no_other_row(model, tokenizer, monkeyp
 
 
 def test_end_tokens_are_those_of_model_and_tokenizer(model, tokenizer):
-    """An adapter's own tokenizer may end a turn with a token that its base does not know as an end."""
+    """An adapter's tokenizer may have an end token that its base model does not list."""
     end = tokenizer.eos_token_id
     model.generation_config.eos_token_id = [7, 9]
     assert end_tokens(model, tokenizer) == [7, 9, end]
@@ -130,7 +130,7 @@ def test_end_tokens_are_those_of_model_and_tokenizer(model, tokenizer):
 
 
 def test_a_repetition_penalty_sees_no_padding(model, tokenizer):
-    """A row's likeliest tokens are the same beside a longer one, though the pad token could be one of them."""
+    """A greedy response that contains the pad token is the same alone and beside a longer prompt."""
     settings = SamplingConfig(1, 10, top_k=1, repetition_penalty=5.0)
     short, long = rows(tokenizer, ["a", "some very fine or awful acting and music"])
     bias = torch.zeros(len(tokenizer))

@@ -20,12 +20,12 @@ SIZE = NARROW | {
 
 
 def tiny(name, **settings):
-    """A random model of a family."""
+    """Returns a random model of a family."""
     torch.manual_seed(0)
     config = AutoConfig.for_model(name.split(" ")[0], **settings)
     return AutoModelForCausalLM.from_config(config).eval()
 
 
 def rows(tokenizer, texts):
-    """The token ids of each text."""
+    """Returns the token ids of each text."""
     return [torch.tensor(tokenizer(text)["input_ids"]) for text in texts]

@@ -1,8 +1,9 @@
-"""Jobs of two processes, started by torchrun.py from test_distributed.py.
+"""Jobs for two processes, which test_distributed.py starts by torchrun.py.
 
-JOBS is a JSON list of jobs, done one after the other, as a start of Python takes longer than most of them: runs,
-`{"run": SETTINGS, "fault": FAULT}`, whose fault is one of a single process, and updates, `{"update": KL_PENALTY,
-"tokenizer": FILE, "output": FILE}`.
+JOBS is a JSON list. One launch does all jobs in order, since starting Python takes longer than most of them:
+
+* a run: `{"run": SETTINGS, "fault": FAULT}`, where the fault hits only one process
+* a single update: `{"update": KL_PENALTY, "tokenizer": FILE, "output": FILE}`
 """
 
 import hashlib
@@ -32,7 +33,7 @@ from cory.settings import as_config  # noqa: E402
 
 
 class Watch(Callback):
-    """Records queries and orders of each iteration, and digests of weights that are not sharded."""
+    """Records each iteration's queries, order of agents and, without sharding, a digest of the weights."""
 
     def __init__(self, stops: bool) -> None:
         self.stops = stops
@@ -53,7 +54,7 @@ class Watch(Callback):
                 for parameter in agent.learner.model_params:
                     digest.update(parameter.detach().numpy().tobytes())
             self.seen["digests"].append(digest.hexdigest())
-        if self.stops:  # in the second process alone
+        if self.stops:  # only the second process asks for the stop
             trainer.should_stop = iteration.index == 1 and distributed.rank() == 1
 
 
@@ -62,7 +63,7 @@ def is_trained(agent) -> bool:
 
 
 def save_state(config: Config, agents) -> None:
-    """Writes each agent's whole trained state to OUTPUT-agent_1, ..."""
+    """Writes each agent's unsharded state to OUTPUT-agent_1 and so on."""
     for agent in agents:
         tensors = {name: sharding.whole(tensor) for name, tensor in agent.state()[0].items()}
         if distributed.is_main():
@@ -71,7 +72,7 @@ def save_state(config: Config, agents) -> None:
 
 
 def train(config: Config, fault: str) -> None:
-    """A run; what each process saw of it is written to OUTPUT-rankRANK.json."""
+    """Trains, and writes each process's records to OUTPUT-rankRANK.json."""
     rank, calls = distributed.rank(), [0]
 
     def reward(prompts, completions):
@@ -90,7 +91,7 @@ def train(config: Config, fault: str) -> None:
 
 
 def update(kl: str, tokenizer: str, output: str) -> None:
-    """One update on this process's share of the rows; statistics and weights are written to OUTPUT and the rank."""
+    """Makes one update on this rank's rows and writes statistics and weights to the file OUTPUT + rank."""
     loaded = torch.load(tokenizer, weights_only=False)
     learner, _ = make_learner(loaded, kl_penalty=kl)
     queries, responses, scores = ragged()
@@ -101,7 +102,7 @@ def update(kl: str, tokenizer: str, output: str) -> None:
 
 
 def run_job(config: Config, fault: str = "") -> dict:
-    """The job of a run."""
+    """Returns the job for a run."""
     return {"run": asdict(config), "fault": fault}
 
 

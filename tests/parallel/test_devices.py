@@ -1,4 +1,4 @@
-"""Agents with devices of their own: they share nothing, and are updated at the same time, in threads."""
+"""Agents on separate devices share no weights and are updated in parallel threads."""
 
 import threading
 from dataclasses import replace
@@ -17,8 +17,8 @@ from cory.parallel.devices import at_the_same_time, configure, is_out_of_memory
 DEVICES = [{"device": "cpu"}, {"device": "cpu"}]
 
 
-def test_a_process_that_began_on_a_gpu_goes_on_on_the_cpu(config, monkeypatch):
-    """As in a notebook. What accelerate chooses by itself is the GPU, where there is one."""
+def test_agents_are_made_on_the_cpu_although_accelerate_chose_the_gpu(config, monkeypatch):
+    """In a notebook, accelerate may have chosen the GPU in an earlier cell."""
     before = dict(PartialState._shared_state)
     try:
         PartialState._reset_state()
@@ -34,7 +34,7 @@ def test_a_process_that_began_on_a_gpu_goes_on_on_the_cpu(config, monkeypatch):
     assert not torch.backends.cuda.cudnn_sdp_enabled()
 
 
-def test_a_machine_is_named_by_what_computes(monkeypatch):
+def test_a_machine_is_named_after_its_processor_or_gpu(monkeypatch):
     entries = {"model name": "AMD EPYC", "flags": "fpu avx512f avx512_bf16"}
     monkeypatch.setattr(devices, "_cpuinfo", entries.get)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
@@ -53,13 +53,13 @@ def test_a_machine_is_named_by_what_computes(monkeypatch):
         ("CUDA error: device-side assert triggered", False),
     ],
 )
-def test_a_library_without_memory_is_out_of_memory(message, expected):
+def test_cuda_libraries_errors_count_as_out_of_memory(message, expected):
     assert is_out_of_memory(RuntimeError(message)) == expected
 
 
 @pytest.mark.parametrize("kind", ["ppo", "rloo"])
-def test_agents_with_devices_train_as_others(config, tmp_path, kind):
-    """Also with held roles, and responses for counterfactual credit; and a run goes on in the other way."""
+def test_agents_on_separate_devices_train_to_the_same_result(config, tmp_path, kind):
+    """Also with counterfactual credit or an agent in two roles, and if a run is resumed without devices."""
     config = replace(config, iterations=3, checkpoint=CheckpointConfig(save_every=1))
     if kind == "ppo":
         credit = CoryConfig(exchange_period=2, credit="counterfactual")
@@ -76,12 +76,12 @@ def test_agents_with_devices_train_as_others(config, tmp_path, kind):
         first = replace(apart, output=str(tmp_path / "resumed"), iterations=1)
         make_trainer(first).train()
         for iterations, agents in ((2, []), (3, DEVICES)):
-            going_on = replace(first, iterations=iterations, resume=first.output, agents=agents)
-            make_trainer(going_on).train()
+            resumed = replace(first, iterations=iterations, resume=first.output, agents=agents)
+            make_trainer(resumed).train()
         assert outcome(tmp_path / "resumed") == expected
 
 
-def test_agents_with_devices_share_no_weights(config):
+def test_agents_on_separate_devices_share_no_weights(config):
     def storage(model):
         return {parameter.data_ptr() for parameter in model.parameters()}
 
@@ -94,18 +94,18 @@ def test_agents_with_devices_share_no_weights(config):
         assert len(set().union(*map(storage, models))) == sum(sizes)
 
 
-def test_updates_are_made_at_the_same_time(config):
-    both_are_here = threading.Barrier(2, timeout=60)
+def test_updates_run_at_the_same_time(config):
+    both_updates = threading.Barrier(2, timeout=60)
     trainer = make_trainer(replace(config, agents=DEVICES))
     for agent in trainer.agents:
         update = agent.learner.update
         agent.learner.update = lambda *args, update=update: (
-            both_are_here.wait() is not None and update(*args)
+            both_updates.wait() is not None and update(*args)
         )
     trainer.iteration(0)
 
 
-def test_cores_are_shared_out_and_given_back():
+def test_threads_are_divided_between_updates_and_restored():
     before = torch.get_num_threads()
     torch.set_num_threads(4)
     try:

@@ -1,4 +1,4 @@
-"""Two processes on the CPU (gloo), in one launch: data parallelism, sharding, an engine, ends of runs."""
+"""Two processes on the CPU (gloo): data parallelism, sharding, a shared engine, stops and kills. One launch for all."""
 
 import json
 from dataclasses import replace
@@ -38,7 +38,7 @@ AGENTS = ["agent_1", "agent_2"]
 
 
 def data_parallel_configs(base: Config) -> dict[str, Config]:
-    """Runs that each process watches: of two rows or more an iteration, whole weights."""
+    """Returns runs without sharding, whose weights are compared across processes."""
     saved = CheckpointConfig(save_every=1)
     ppo = replace(base.ppo, reward_scaling=True)
     whole = replace(base, iterations=4, checkpoint=saved, ppo=ppo)
@@ -64,9 +64,11 @@ def data_parallel_configs(base: Config) -> dict[str, Config]:
 
 
 def sharded_configs(base: Config) -> dict[str, Config]:
-    """Runs that sharding must not change, in double precision: of the gradients of zero, Adam turns
-    rounding errors into steps."""
-    # The likeliest token, so the same in any process.
+    """Returns runs that sharding must not change.
+
+    Their precision is double, since Adam would turn the rounding errors of zero gradients into steps.
+    """
+    # Greedy decoding gives the same responses in any number of processes.
     greedy = replace(base, iterations=3, sampling=SamplingConfig(3, 6, top_k=1))
     steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05}
     changes = {
@@ -76,7 +78,7 @@ def sharded_configs(base: Config) -> dict[str, Config]:
             "lora": LORA,
             "ppo": replace(base.ppo, max_grad_norm=0.05),
         },
-        # Drawn, of different lengths, with micro-batches, accumulation, checkpointing and clipping.
+        # Sampled responses of different lengths, micro-batches, accumulation, checkpointing and clipping.
         "grpo": {
             "algorithm": "grpo",
             "group_size": 2,
@@ -95,7 +97,7 @@ def sharded_configs(base: Config) -> dict[str, Config]:
 
 
 def engine_configs(base: Config, url: str) -> list[Config]:
-    """Weights are handed over by the main process; held-out queries cannot be shared evenly: 5 and 4."""
+    """Returns runs whose main process hands weights to the engine. The processes get 5 and 4 held-out queries."""
     sampling = replace(base.sampling, engine="vllm", engine_url=url)
     ppo = replace(base.ppo, learning_rate=1e-2)
     folder = Path(base.output).parent
@@ -114,7 +116,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(policy_folder, tokenizer, folder) -> dict[str, Config]:
-    """All jobs of two processes, done in one launch, which the last of them ends by a kill."""
+    """Does all jobs in one launch of two processes. The last job kills a process, which ends the launch."""
     base = make_config(policy_folder, folder)
     runs = data_parallel_configs(base)
     make_gpt2(tokenizer).double().save_pretrained(folder / "gpt2")
@@ -156,7 +158,7 @@ def runs(policy_folder, tokenizer, folder) -> dict[str, Config]:
 
 
 def ranks(config):
-    """What each of two processes saw of a run."""
+    """Returns what each of the two processes recorded of a run."""
     return [json.loads(Path(f"{config.output}-rank{rank}.json").read_text()) for rank in range(2)]
 
 
@@ -169,18 +171,18 @@ def test_two_processes_train_as_one(runs, tmp_path, name):
     config = runs[name]
     first, second = ranks(config)
     assert first["processes"] == 2
-    # Equal to the bit, and they move.
+    # Weights are equal to the bit on both processes and change in every iteration.
     assert first["digests"] == second["digests"]
     assert len(set(first["digests"])) == config.iterations
     assert first["orders"] == second["orders"]
     make = make_questions if name == "questions" else make_trainer
     one = make(replace(config, output=str(tmp_path / "one"), iterations=1))
     queries = 8 // config.branches
-    for k, (mine, theirs) in enumerate(zip(first["queries"], second["queries"], strict=True)):
-        assert len(mine) == len(theirs) == queries // 2
+    for k, (rank_0, rank_1) in enumerate(zip(first["queries"], second["queries"], strict=True)):
+        assert len(rank_0) == len(rank_1) == queries // 2
         rows_per_query = one.task.rows_per_query(config.branches)
         drawn = one.task.batch(k, queries, config.seed, rows_per_query)["prompt"]
-        assert mine + theirs == drawn[::rows_per_query]
+        assert rank_0 + rank_1 == drawn[::rows_per_query]
     rows = metrics(config)
     chains = [one.schedule.order(k) for k in range(config.iterations)]
     assert [(row["iteration"], row["agent"]) for row in rows] == [
@@ -190,8 +192,8 @@ def test_two_processes_train_as_one(runs, tmp_path, name):
     assert all(0 < row["response_tokens"] <= longest for row in rows)
 
 
-def test_a_run_that_is_resumed_ends_the_same(runs):
-    """Data parallel, and sharded."""
+def test_a_resumed_run_equals_an_unbroken_one(runs):
+    """With data parallelism and with sharding."""
     for name, other in (("whole", "cut-resumed"), ("ppo-sharded", "ppo-resumed")):
         for file in ("metrics.jsonl", "agent_1/model.safetensors", "agent_2/model.safetensors"):
             first, second = (Path(runs[run].output, file).read_bytes() for run in (name, other))
@@ -201,7 +203,7 @@ def test_a_run_that_is_resumed_ends_the_same(runs):
 def test_a_killed_process_ends_all(runs):
     output = runs["killed"].output
     assert not Path(f"{output}-rank0.json").exists()
-    assert list(Path(output, "checkpoints").iterdir())  # what was there stays
+    assert list(Path(output, "checkpoints").iterdir())  # its checkpoints stay
 
 
 def test_a_callback_that_stops_one_process_stops_all(runs):
@@ -212,8 +214,8 @@ def test_a_callback_that_stops_one_process_stops_all(runs):
 
 
 @pytest.mark.parametrize("kl", KLS)
-def test_an_update_of_two_processes_is_that_of_one(runs, folder, tokenizer, kl):
-    """Whitening, token weights, KL and statistics are those of the whole batch, however the rows are shared."""
+def test_an_update_of_two_processes_equals_one_of_a_single_process(runs, folder, tokenizer, kl):
+    """Whitening, token weights, KL and statistics use the whole batch, not one process's rows."""
     whole, _ = make_learner(tokenizer, kl_penalty=kl)
     before = weights(whole)
     queries, responses, scores = ragged()
@@ -228,7 +230,7 @@ def test_an_update_of_two_processes_is_that_of_one(runs, folder, tokenizer, kl):
     ("name", "largest"), [("ppo", 1e-5), ("reinforce_lora", 1e-5), ("grpo", 1e-9)]
 )
 def test_sharding_changes_no_number(runs, name, largest):
-    """Against one process, or against data parallelism (grpo): trained weights, optimizer states, metrics."""
+    """Weights, optimizer states and metrics are the same as in one process or, for grpo, with data parallelism."""
     whole, split = runs[name], runs[f"{name}-sharded"]
     for agent in AGENTS:
         one, two = (torch.load(f"{config.output}-{agent}") for config in (whole, split))
@@ -236,7 +238,7 @@ def test_sharding_changes_no_number(runs, name, largest):
         for key, tensor in one.items():
             torch.testing.assert_close(two[key], tensor, rtol=0, atol=largest)
     for one, two in zip(metrics(whole), metrics(split), strict=True):
-        # A quotient of variances: far below 0 where the critic is bad, so it is compared by its size.
+        # A ratio of variances, far below 0 for a bad critic, so its tolerance is relative.
         quotient = one.pop("explained_variance", 0.0)
         assert two.pop("explained_variance", 0.0) == pytest.approx(quotient, rel=largest)
         assert one.keys() == two.keys()
@@ -245,7 +247,7 @@ def test_sharding_changes_no_number(runs, name, largest):
                 pytest.approx(value, rel=0, abs=largest) if isinstance(value, float) else value
             )
     if name == "grpo":
-        assert any(row["response_tokens"] % 1 for row in metrics(split))  # lengths differ
+        assert any(row["response_tokens"] % 1 for row in metrics(split))  # lengths vary
 
 
 @pytest.mark.parametrize("name", ["ppo", "reinforce_lora"])
@@ -286,7 +288,7 @@ def test_several_processes_share_an_engine(runs, name):
         (1, {"precision": "bf16"}, "accelerate"),
     ],
 )
-def test_what_does_not_go_together_is_refused_before_models_are_loaded(
+def test_incompatible_settings_are_refused_before_models_are_loaded(
     config, monkeypatch, processes, changes, key
 ):
     monkeypatch.setattr("cory.build.load_policy", lambda *_: pytest.fail("loaded"))

@@ -1,6 +1,6 @@
-"""Scripts in two processes on the CPU (gloo), by torchrun's launcher: `torchrun.py SCRIPT JOBS`.
+"""Runs a script in two processes on the CPU (gloo) by torchrun's launcher: `torchrun.py SCRIPT JOBS`.
 
-A start of Python takes longer than most jobs, so the script is imported once, and both processes are forked from there.
+Starting Python takes longer than most jobs, so the script is imported once and both processes are forked afterwards.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def launch(script: str, jobs: list[Any], folder: Path) -> subprocess.CompletedProcess:
-    """Runs `start` of a script of this folder, which reads `jobs` from a JSON file, in two processes."""
+    """Runs the function `start` of a script in this folder in two processes. It gets a JSON file with `jobs`."""
     file = folder / "jobs.json"
     file.write_text(json.dumps(jobs))
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -41,7 +41,7 @@ def main(script: str, jobs: str) -> None:
 
 
 def process(start: Callable[[str], None], jobs: str) -> None:
-    # It has to come back to the launcher, where a command's process just ends.
+    # A command ends its process by `os._exit`, but this one has to return to the launcher.
     with patch.object(os, "_exit", sys.exit):
         start(jobs)
 

@@ -1,4 +1,4 @@
-"""The paper's claims, judged on frames made by hand."""
+"""Verdicts on the paper's claims, computed from hand-made data frames."""
 
 import math
 import random
@@ -18,7 +18,7 @@ ROLES = ("pioneer", "observer")
 
 
 def rising(factor, distinct=1.0):
-    """Rewards rise by 0.1 an iteration, the observer earns 1 more; the KL grows in proportion to seed + 1."""
+    """Rewards rise by 0.1 an iteration, with 1 more for the observer. The KL is `factor` * (1 + seed) * k."""
 
     def values(seed, k, role):
         return 0.1 * k + (role == "observer"), factor * (1 + seed) * k, distinct if k else 1.0
@@ -30,7 +30,7 @@ def direction(low, high, *holds, n=5):
     return claims.direction(Interval((low + high) / 2, low, high, n), holds)
 
 
-def test_a_direction_is_where_the_interval_lies():
+def test_a_direction_is_decided_by_where_the_interval_lies():
     assert direction(1.1, 3, *claims.MORE) == "yes"
     assert direction(0.9, 3, *claims.MORE) == "open"
     assert direction(0.5, 1, *claims.MORE) == "no"
@@ -42,10 +42,10 @@ def test_a_direction_is_where_the_interval_lies():
 
 
 def test_estimates_of_the_curves():
-    """By hand, of 40 iterations: the means of k are 4.5, 14.5, 19.5, 24.5, 34.5 in the first ten and so on."""
-    made = make_study({PPO: rising(6.0), CORY: rising(1.0)}, roles=ROLES)
-    made.runs[LIMIT] = 18
-    study = prepared(made)
+    """Expected values follow from 40 iterations. The mean of k is 4.5 in the first ten and 34.5 in the last ten."""
+    raw_study = make_study({PPO: rising(6.0), CORY: rising(1.0)}, roles=ROLES)
+    raw_study.runs[LIMIT] = 18
+    study = prepared(raw_study)
     e = estimates
     values = {
         6.0: e.between(PPO, CORY, end("kl"), ratio),
@@ -56,9 +56,9 @@ def test_estimates_of_the_curves():
         1.95 / 3.95: e.measured(CORY, over(e.early_gain, e.gain)),
         10 / 34.5: e.measured(PPO, over(e.late_growth, end("kl"))),
         0.5: e.measured(PPO, e.share_of_limit),
-        # 3 more reward, and 0.3 times 30 times the KL of an iteration, which is 3 in the mean of the seeds.
+        # The reward rises by 3. The KL rises by 30 times 1 + seed, whose mean is 3, at a coefficient of 0.3.
         3 - 0.3 * 30 * 3: e.measured(CORY, e.rise),
-        # PPO after 14, 10, 10, 10 and 10 iterations, CORY after 31, 23, 19 and 16, and not in the first seed.
+        # PPO collapses after 14, 10, 10, 10, 10 iterations; CORY after 31, 23, 19, 16 and not in the first seed.
         25.8 - 10.8: e.between(CORY, PPO, e.time_to_collapse, difference),
         -0.2: e.relative(CORY, PPO, e.collapsed, e.collapsed),
     }
@@ -67,11 +67,11 @@ def test_estimates_of_the_curves():
         assert interval.value == pytest.approx(expected, rel=1e-6) and interval.n == 5
     with pytest.raises(Untested):
         e.measured("GRPO", e.gain)(study)
-    assert e.measured(CORY, e.gain)(study).low == pytest.approx(3.95)  # alike in all seeds
+    assert e.measured(CORY, e.gain)(study).low == pytest.approx(3.95)  # equal in all seeds
 
 
 def test_agents_with_fixed_roles_are_compared():
-    """The observer's KL is twice the pioneer's."""
+    """The observer's KL is twice the pioneer's, so the expected ratio is 0.5."""
 
     def fixed(seed, k, role):
         return 1.0, 1.0 + seed + (1.0 + seed) * (role == "observer"), 1.0
@@ -91,14 +91,14 @@ def test_a_share_of_a_gain_that_may_be_0_has_no_interval():
 
 def test_a_share_of_a_rival_below_0_is_open():
     study = prepared(make_study({PPO: lambda *_: (-1.0, 0.0, 1.0), CORY: rising(0.0)}))
-    of_combined = estimates.relative(CORY, PPO, end("combined_reward"), end("combined_reward"))
+    relative_reward = estimates.relative(CORY, PPO, end("combined_reward"), end("combined_reward"))
     with pytest.raises(Untested) as untested:
-        of_combined(study)
+        relative_reward(study)
     assert untested.value.args[0] == OPEN
 
 
-def test_what_does_not_occur_is_not_testable():
-    """PPO's texts fall from 1 at the start to 0.4 in all of its runs, CORY's in one of five; or nobody's do."""
+def test_a_claim_about_collapse_is_not_testable_without_a_collapse():
+    """First, distinct-2 falls from 1 to 0.4 in all PPO runs and in one of five CORY runs. Then it falls in none."""
 
     def cory(seed, k, role):
         return 1.0, 1.0, (0.4 if k and seed == 0 else 1.0)
@@ -116,7 +116,7 @@ def test_what_does_not_occur_is_not_testable():
     assert untested.value.args == (NOT_TESTABLE, "none")
 
 
-def test_a_study_with_causal_credit_alone_has_it_as_the_method():
+def test_runs_with_causal_credit_stand_for_cory_if_there_are_no_others():
     study = prepared(make_study({PPO: rising(6.0), estimates.CAUSAL: rising(1.0)}, roles=ROLES))
     kl = estimates.between(PPO, CORY, end("kl"), ratio)
     assert kl(study).value == pytest.approx(6.0)
@@ -130,17 +130,23 @@ def test_a_study_with_causal_credit_alone_has_it_as_the_method():
 
 def test_frontiers_and_values_are_compared_seed_by_seed():
     points = {"PPO 1": (1, 6), "PPO 10": (2, 9), "CORY 1": (1, 1), "CORY 10": (4, 2)}
-    made = make_study(
+    raw_study = make_study(
         {
-            name: lambda seed, k, role, of=of: (of[0] + seed, of[1] * (1 + k / 40), 1.0)
-            for name, of in points.items()
+            name: lambda seed, k, role, point=point: (
+                point[0] + seed,
+                point[1] * (1 + k / 40),
+                1.0,
+            )
+            for name, point in points.items()
         }
     )
-    made.runs[["family", "value"]] = made.runs["group"].str.split(" ", expand=True).to_numpy()
-    study = prepared(made)
+    raw_study.runs[["family", "value"]] = (
+        raw_study.runs["group"].str.split(" ", expand=True).to_numpy()
+    )
+    study = prepared(raw_study)
     assert estimates.values_of(study) == ["1", "10"]
-    of_all_values = estimates.by_seed(study, PPO, end("task_reward"))
-    assert of_all_values.tolist() == pytest.approx([1.5 + seed for seed in range(5)])
+    mean_rewards = estimates.by_seed(study, PPO, end("task_reward"))
+    assert mean_rewards.tolist() == pytest.approx([1.5 + seed for seed in range(5)])
     assert apart(study, CORY, PPO).value == pytest.approx(1.0, abs=0.2)
     second, first = 34.5 - 19.5, 40 + 19.5
     assert estimates.kl_accelerates(study).value == pytest.approx(second / first)
@@ -162,22 +168,22 @@ def test_pass_at_k_is_above_at_every_k_if_all_intervals_are():
 
 
 def test_two_agents_as_noisy_as_one_have_the_same_spread():
-    """Not a smaller one, as the mean of their rewards would be."""
+    """The mean of two agents' rewards would have a smaller spread."""
     noise = random.Random(0)
     rows = [
-        {"iteration": k, "role": ROLES[(place + k // 5) % 2], "task_reward": noise.choice([-1.0, 1.0])}
+        {"iteration": k, "role": ROLES[(agent + k // 5) % 2], "task_reward": noise.choice([-1.0, 1.0])}
         for k in range(4000)
-        for place in range(2)
+        for agent in range(2)
     ]  # fmt: skip
     run = pd.DataFrame(rows)
     one = estimates.spread(run[run["role"] == "pioneer"])
-    # Of unit noise less a mean over 10 in which it is.
+    # The variance of unit noise minus a mean over 10 values that includes it is 0.9.
     assert one == pytest.approx(0.9**0.5, abs=0.02)
     assert estimates.spread(run) == pytest.approx(one, abs=0.02)
 
 
 def test_a_table_has_a_row_for_each_setting():
-    """PPO's KL is six times CORY's, in all seeds alike, and there is no larger model."""
+    """PPO's KL is six times CORY's in all seeds. The study has no runs with a larger model."""
 
     def kl(value):
         return lambda seed, k, role: (0.1 * k, value, 1.0)

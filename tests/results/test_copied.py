@@ -1,4 +1,4 @@
-"""The share of an answer's four-grams that stand in the answer it read."""
+"""The share of an answer's four-grams that also occur in the answer that it read."""
 
 import csv
 import json
@@ -8,14 +8,14 @@ import pytest
 from results.copied import command_line, share_copied
 
 
-def test_four_grams_of_the_answer_are_looked_up_in_what_was_read():
+def test_the_share_of_four_grams_that_were_copied():
     assert share_copied("one two three four five", "one two three four five") == 1
     assert share_copied("one two three four five", "zero one two three four") == 0.5
     assert share_copied("four three two one", "one two three four") == 0
     assert share_copied("one two three", "one two three") is None
 
 
-def test_a_row_for_each_chain_and_rows_stay(tmp_path):
+def test_each_chain_has_a_row_which_stays_without_its_responses(tmp_path):
     run = tmp_path / "evaluation" / "CORY-seed0"
     run.mkdir(parents=True)
     first = {"model": "CORY-seed0/agent_1", "query": 0, "read": None, "prompt": "q"}

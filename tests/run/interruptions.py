@@ -1,4 +1,4 @@
-"""What interrupts a run, in a call of its reward or after an iteration."""
+"""Interruptions of a run, in a call of its reward or after an iteration."""
 
 import functools
 import os
@@ -8,10 +8,10 @@ from cory import Callback
 
 
 def after(reward, calls: int, do):
-    """The reward, but for its call number `calls` (from 1), which does something first."""
+    """Wraps the reward so that its call number `calls`, counted from 1, calls `do` first."""
     count = [0]
 
-    @functools.wraps(reward)  # the same reward, as far as a run's record tells
+    @functools.wraps(reward)  # so that a run records the same reward
     def wrapped(prompts, completions):
         count[0] += 1
         if count[0] == calls:
@@ -27,7 +27,7 @@ def interrupt(number=signal.SIGTERM):
 
 
 class Interrupt(Callback):
-    """Sends a signal in an iteration, counted from 1."""
+    """Sends SIGTERM at the end of an iteration, counted from 1."""
 
     def __init__(self, iteration):
         self.iteration = iteration

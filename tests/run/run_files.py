@@ -1,4 +1,4 @@
-"""What the folder of a run holds, for comparisons."""
+"""Reads the files of a run's folder for comparisons."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,7 @@ AGENTS = ["agent_1", "agent_2"]
 
 
 def outcome(folder: Path, agents=AGENTS):
-    """All that must be equal to the bit: metrics, samples, final weights."""
+    """Returns the files that must be equal to the bit: metrics, samples, final weights."""
     files = [folder / "metrics.jsonl", folder / "samples.jsonl"]
     files += [file for agent in agents for file in sorted((folder / agent).glob("*.safetensors"))]
     assert len(files) > 2
@@ -22,7 +22,7 @@ def same(a, b):
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a run that a user sees."""
+    """Returns all files of a run that are not hidden."""
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in folder.rglob("*")

@@ -1,4 +1,4 @@
-"""What users' callbacks see of a run, and what they can do to it."""
+"""Callbacks written by users: the values that they can read, and how they act on a run."""
 
 import contextlib
 import io
@@ -11,17 +11,17 @@ from cory import Callback
 from cory.run.folder import read_rows
 
 
-def test_the_python_of_the_page_about_own_tasks_runs(policy_folder, tmp_path, monkeypatch):
+def test_the_python_code_of_own_task_md_runs(policy_folder, tmp_path, monkeypatch):
     page = (ROOT / "docs/own_task.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     code = "\n".join(blocks)
-    for there, here in (
+    for documented, shortened in (
         ("imdb_train/weights/policy", str(policy_folder)),
         ("iterations=20", "iterations=3"),
         ("bound=0.5", "bound=-1.0"),
     ):
-        assert there in code
-        code = code.replace(there, here)
+        assert documented in code
+        code = code.replace(documented, shortened)
     monkeypatch.chdir(tmp_path)
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
@@ -31,11 +31,11 @@ def test_the_python_of_the_page_about_own_tasks_runs(policy_folder, tmp_path, mo
         json.loads((tmp_path / f"runs/{run}/summary.json").read_text())
         for run in ("cory", "cory-2")
     ]
-    assert [summary["iterations"] for summary in ended] == [3, 1]  # the callback ends the second
+    assert [summary["iterations"] for summary in ended] == [3, 1]  # a callback stops the second run
     assert list(tmp_path.glob("runs/evaluation-*/evaluation.json"))
 
 
-def test_an_iteration_holds_what_happened(config):
+def test_a_callback_reads_records_and_samples_and_can_add_metrics(config):
     seen = []
 
     class Watch(Callback):

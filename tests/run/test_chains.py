@@ -1,4 +1,4 @@
-"""Chains of any number of agents, of any models: each trains and is resumed to the bit."""
+"""Chains with any number of agents and any models train, and a resumed run equals an unbroken one to the bit."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,7 +34,7 @@ ITERATIONS = 5
 
 
 def make_chain(name: str, config: Config, llama_folder: Path) -> Config:
-    """Five iterations of one of CHAINS, a checkpoint after each second."""
+    """Returns settings for five iterations of one of CHAINS, with a checkpoint every two iterations."""
     settings = dict(CHAINS[name])
     other = {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}
     if "two models" in name:
@@ -46,7 +46,7 @@ def make_chain(name: str, config: Config, llama_folder: Path) -> Config:
 
 
 @pytest.mark.parametrize("name", CHAINS)
-def test_it_trains_and_is_resumed_to_the_bit(name, config, llama_folder, tmp_path):
+def test_a_chain_trains_and_is_resumed_to_the_bit(name, config, llama_folder, tmp_path):
     config = make_chain(name, config, llama_folder)
     trainer = make_trainer(config)
     agents = [agent for agent in trainer.agents if agent.is_trained]
@@ -58,18 +58,16 @@ def test_it_trains_and_is_resumed_to_the_bit(name, config, llama_folder, tmp_pat
     rows = read_rows(folder / "metrics.jsonl")
     assert len(rows) == ITERATIONS * config.cory.num_roles
     assert {row["agent"] for row in rows} == {*names}
-    for agent in names:  # a frozen one, too
+    for agent in names:  # also a frozen agent
         assert f"{ITERATIONS} iterations" in (folder / agent / "README.md").read_text()
     broken = replace(config, output=str(tmp_path / "broken"))
-    with pytest.raises(Interrupted):  # in the middle of the third iteration
+    with pytest.raises(Interrupted):  # during the third iteration
         make_trainer(broken, after(count_good, 4 + len(names), interrupt)).train()
     make_trainer(replace(broken, resume="auto")).train()
     assert outcome(folder, names) == outcome(tmp_path / "broken", names)
 
 
-def test_agents_of_different_models_have_their_own_of_everything(
-    config, policy_folder, llama_folder, tmp_path
-):
+def test_agents_with_different_models_share_nothing(config, policy_folder, llama_folder, tmp_path):
     agents = [{}, {"model": {"name": str(llama_folder)}, "learning_rate": 2e-3}]
     config = replace(config, agents=agents)
     trainer = make_trainer(config)
@@ -92,7 +90,7 @@ def test_agents_of_different_models_have_their_own_of_everything(
                           "run/agent_2 after agent_1", "run/agent_1 after agent_2"]  # fmt: skip
     assert all(row["kl"] >= 0 for row in rows.values())
     assert all(rows[name]["kl"] == 0 for name in ("base of run/agent_2", *untrained))
-    # The untrained pair reads as the trained one does.
+    # In the untrained pair, too, the second model reads the first one's response.
     records = read_responses(done.folder)
     for name, first in zip(untrained, ("base", "base of run/agent_2"), strict=True):
         prompt = records[name, 0]["prompt"]
@@ -100,7 +98,7 @@ def test_agents_of_different_models_have_their_own_of_everything(
         assert prompt == f'Improve "{query}{response}": {query}'
 
 
-def test_agents_of_one_model_share_its_reference(config, llama_folder):
+def test_agents_with_the_same_model_share_its_reference(config, llama_folder):
     agents = [{}, {"model": {"name": str(llama_folder)}}, {"learning_rate": 5e-4}]
     config = replace(config, cory=CoryConfig(num_agents=3))
     references = [a.learner.reference for a in make_agents(replace(config, agents=agents))]

@@ -1,4 +1,4 @@
-"""What a report shows of runs and evaluations, and what a run stores for it."""
+"""The contents of a run's report, and the samples that a run stores for it."""
 
 import json
 from dataclasses import replace
@@ -11,7 +11,7 @@ from cory.run.folder import read_rows
 from cory.run.report import render, run_page
 
 
-def test_a_run_stores_what_each_role_read_and_writes_its_report(finished):
+def test_a_run_stores_each_roles_prompts_and_writes_its_report(finished):
     run = finished.folder
     samples = read_rows(run / "samples.jsonl")
     by_role = {role: [s for s in samples if s["role"] == role] for role in ("pioneer", "observer")}
@@ -30,7 +30,7 @@ def test_a_run_stores_what_each_role_read_and_writes_its_report(finished):
 
 @pytest.mark.parametrize("name", ["report.render", "plots.plot_curves"])
 def test_a_figure_or_report_that_fails_is_a_warning(config, monkeypatch, name):
-    """What was learned is saved."""
+    """The trained agents are saved nevertheless."""
 
     def fail(*args, **_):
         raise OSError(28, "No space left")
@@ -42,12 +42,12 @@ def test_a_figure_or_report_that_fails_is_a_warning(config, monkeypatch, name):
     assert not (run.folder / "report.html").exists()
 
 
-def test_the_page_of_a_run(tmp_path):
+def test_the_page_of_a_run_has_rewards_flags_and_chains(tmp_path):
     flags = {1: ["kl"], 2: ["kl"], 5: ["collapse"]}
     folder = write_run(tmp_path / "a", agents=2, iterations=6, texts=["one", "two"], flags=flags)
     page = run_page(folder, "CORY")
     (table,) = page.tables
-    assert table.rows[0]["task reward"] == "0.100 → 0.733"  # of the pioneers
+    assert table.rows[0]["task reward"] == "0.100 → 0.733"  # the pioneers' row
     assert any("kl in 2 " in note for note in page.notes)
     assert list(page.completions) == ["the film", "query 0", "query 1"]
     ((_, chain),) = page.completions["query 1"]
@@ -59,7 +59,7 @@ def test_the_page_of_a_run(tmp_path):
 
 @pytest.mark.usefixtures("drawn_figures")
 def test_the_page_of_a_long_run_is_small(tmp_path):
-    """Of 2,100 iterations with long texts in a thousand of them, from all of the run."""
+    """2,100 iterations, 1,000 of them with long texts. The shown samples span the whole run."""
     texts = ["a long text " * 300] * 1000
     folder = write_run(tmp_path / "a", agents=2, iterations=2100, texts=texts)
     page = run_page(folder, "CORY")

@@ -1,4 +1,4 @@
-"""The curves of a run."""
+"""The learning curves of a run."""
 
 import matplotlib.pyplot as plt
 import pytest
@@ -23,7 +23,7 @@ def test_only_a_single_curve_of_a_run_has_the_colour_of_ppo(agents, monkeypatch,
 
 
 def test_agents_with_the_same_team_reward_are_both_seen(monkeypatch, tmp_path):
-    """The curve of agent_1 lies under that of agent_2, which has gaps."""
+    """agent_2's curve is dashed, so that agent_1's shows through it."""
     figures = []
     monkeypatch.setattr(plt, "close", figures.append)
     record = {"task_reward": 1.0, "team_reward": 2.0, "kl": 1.0, "combined_reward": 1.0}

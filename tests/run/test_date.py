@@ -1,4 +1,4 @@
-"""A chat template that writes the date writes that of the run's first start, whenever it is continued or evaluated."""
+"""Chat templates show the date of a run's first start, also when the run is resumed or evaluated later."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -28,7 +28,7 @@ LONG_AGO = "2001-02-03"
         "{{ strftime_now('%Y' ~ '-%m-%d') }}",
     ],
 )
-def test_a_date_is_the_given_one_however_a_template_asks_for_it(tokenizer, template):
+def test_a_template_gets_the_given_date_however_it_asks_for_it(tokenizer, template):
     tokenizer = deepcopy(tokenizer)
     tokenizer.chat_template = template
     (ids,) = encode(tokenizer, ["a film"], chat_template=True, date=LONG_AGO)
@@ -38,7 +38,7 @@ def test_a_date_is_the_given_one_however_a_template_asks_for_it(tokenizer, templ
 
 
 class Prompts(Callback):
-    """Collects all prompts as the agents read them, without the padding."""
+    """Collects all encoded prompts as texts, without padding."""
 
     def __init__(self):
         self.texts = []
@@ -59,7 +59,7 @@ def dated_config(config, policy_folder, tmp_path):
 
 
 def train(config):
-    """The folder of a run, and its prompts."""
+    """Trains and returns the run's folder and its prompts."""
     prompts = Prompts()
     return make_trainer(config, callbacks=[prompts]).train().folder, prompts.texts
 
@@ -67,18 +67,18 @@ def train(config):
 def test_a_run_that_is_continued_or_evaluated_on_another_day_has_the_same_prompts(
     dated_config, monkeypatch, tmp_path
 ):
-    class Then(date):
+    class FirstDay(date):
         @classmethod
         def today(cls):
             return date.fromisoformat(LONG_AGO)
 
     with monkeypatch.context() as patch:
-        patch.setattr(cory.run.checkpoint, "date", Then)
+        patch.setattr(cory.run.checkpoint, "date", FirstDay)
         folder, texts = train(dated_config)
     assert texts
     assert all(text.startswith(f"{LONG_AGO}|") for text in texts)
 
-    for iterations in (2, 3):  # twice, as config.yaml is written again
+    for iterations in (2, 3):  # resumed twice, since each start writes config.yaml again
         _, texts = train(replace(dated_config, iterations=iterations, resume=str(folder)))
         assert texts
         assert all(text.startswith(f"{LONG_AGO}|") for text in texts)

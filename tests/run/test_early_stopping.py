@@ -1,4 +1,4 @@
-"""Early stopping on the held-out reward, and the best agents."""
+"""Early stopping on the held-out reward, and saving of the best agents."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ HELD_OUT = [1.0, 3.0, 2.0, 3.0, 9.0, 9.0]  # the reward of each iteration's eval
 
 
 class Weights(Callback):
-    """Keeps the weights after each iteration."""
+    """Records agent_1's first weight after each iteration."""
 
     def __init__(self):
         self.weights = []
@@ -32,7 +32,7 @@ class Weights(Callback):
 
 
 def plan(monkeypatch, rewards_after):
-    """Held-out rewards are a function of the number of iterations before them."""
+    """Replaces held-out rewards by a function of the number of iterations done."""
     measure = held_out.HeldOut._measure
     done = []
 
@@ -48,12 +48,12 @@ def plan(monkeypatch, rewards_after):
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Held-out rewards are those of HELD_OUT."""
+    """Replaces held-out rewards by 0.5 before training and HELD_OUT afterwards."""
     plan(monkeypatch, lambda done: ([[0.5, *HELD_OUT][done]] * 2, None))
 
 
 def train(config, callback=None, **changes):
-    """The folder of a run that is evaluated after each iteration."""
+    """Trains with a held-out evaluation after each iteration and returns the run's folder."""
     guards = GuardsConfig(patience=2)
     config = replace(config, **{"iterations": 6, "eval_every": 1, "guards": guards, **changes})
     config.checkpoint = CheckpointConfig(save_every=1, keep=9)
@@ -67,7 +67,8 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned):
     watch = Weights()
     run = train(config, watch)
     rewards = [row["eval_task_reward"] for row in read_rows(run / "metrics.jsonl")[::2]]
-    assert rewards == HELD_OUT[:4]  # 3 is reached in the second; 2 and again 3 are no better
+    # The second reward, 3, is the best. The next two, 2 and 3, are not better.
+    assert rewards == HELD_OUT[:4]
     summary = summary_of(run)
     assert summary["stopped"] and summary["best"] == BEST
     (ended,) = read_runs([run]).ended_early.itertuples()
@@ -86,7 +87,7 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned):
 
 @pytest.mark.parametrize("iteration", [3, 4])
 def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned, iteration):
-    """Also where the signal comes in the iteration that ends it."""
+    """Also if the signal comes in the iteration that ends the run."""
     with pytest.raises(Interrupted):
         train(config, Interrupt(iteration))
     run = train(config, Callback(), resume=config.output)
@@ -95,8 +96,8 @@ def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned, it
     assert summary["best"] == BEST
 
 
-def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):
-    """They could replace the best agents by worse ones."""
+def test_a_run_cannot_be_resumed_with_other_held_out_queries(config, planned):
+    """Rewards on other queries could replace the best agents by worse ones."""
     with pytest.raises(Interrupted):
         train(config, Interrupt(2))
     with pytest.raises(UserError, match="eval_queries"):
@@ -104,7 +105,7 @@ def test_rewards_of_other_held_out_queries_are_not_compared(config, planned):
 
 
 def test_the_team_reward_counts(config, monkeypatch):
-    """Beside a team reward alone, every task reward is 0."""
+    """The team reward decides if all task rewards are 0."""
     plan(monkeypatch, lambda done: ([0.0, 0.0], [0.5, *HELD_OUT][done]))
     run = train(config)
     reached = {"iterations": 2, "eval_task_reward": 0.0, "eval_team_reward": 3.0}

@@ -1,4 +1,4 @@
-"""Output folders: one writer at a time, nothing half written under its final name, nothing of another kind replaced."""
+"""Output folders: one writer at a time, no incomplete file under its final name, no other output overwritten."""
 
 import io
 import os
@@ -23,7 +23,7 @@ from cory.run.folder import filled, new_folder, read_rows, write_text
 
 
 def killed(work) -> None:
-    """Does something in a process of its own, in which it must end by SIGKILL."""
+    """Calls `work` in a forked process and asserts that SIGKILL ends it."""
     child = os.fork()
     if child == 0:
         with suppress(BaseException):
@@ -36,13 +36,13 @@ def kill(*_args, **_kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def only(path: Path) -> set[str]:
-    """The names in a folder that a user sees."""
+def visible(path: Path) -> set[str]:
+    """Returns the names in a folder that are not hidden."""
     return {entry.name for entry in path.iterdir() if not entry.name.startswith(".")}
 
 
 def test_two_runs_started_at_once_into_one_folder_do_not_mix(one, monkeypatch):
-    """The second starts while the first has found the folder empty and is about to write its settings."""
+    """The second run starts when the first has found the folder empty and is about to write its settings."""
     tried = []
     write = checkpoint.write_text
 
@@ -63,25 +63,26 @@ def settings(tmp_path):
     return EvaluationConfig(device="cpu", queries=2, output=str(tmp_path / "evaluation"))
 
 
-def test_an_evaluation_that_was_killed_begins_anew_and_one_that_ended_is_kept(finished, settings):
+def test_a_killed_evaluation_starts_again_and_a_complete_one_is_kept(finished, settings):
     def dies(prompts, completions):
         kill()
 
     run, task = finished.folder, finished.task
     killed(lambda: evaluate([run], replace(task, reward=dies), settings))
-    left = Path(settings.output)
-    assert list(left.glob(".unfinished*")) and only(left) == set()
+    output = Path(settings.output)
+    assert list(output.glob(".unfinished*")) and visible(output) == set()
     rows = evaluate([run], task, settings).rows
-    assert not list(left.glob(".unfinished*"))
-    elsewhere = replace(settings, output=f"{left}-elsewhere")
-    assert rows == evaluate([run], task, elsewhere).rows
-    before = content(left)
+    assert not list(output.glob(".unfinished*"))
+    other_folder = replace(settings, output=f"{output}-elsewhere")
+    assert rows == evaluate([run], task, other_folder).rows
+    before = content(output)
     with pytest.raises(UserError, match=r"^output: "):
         evaluate([run], task, settings)
-    assert content(left) == before
+    assert content(output) == before
 
 
-def test_an_evaluation_that_another_process_writes_is_left_alone(finished, settings, monkeypatch):
+def test_a_second_evaluation_into_the_same_folder_is_refused(finished, settings, monkeypatch):
+    """The second one starts while the first is still writing."""
     respond = Agent.respond
     tried = []
 
@@ -104,14 +105,14 @@ def test_a_run_and_an_evaluation_do_not_take_each_others_folders(
 ):
     run = shutil.copytree(finished.folder, tmp_path / "copy")
     evaluation = evaluate([run], finished.task, settings).folder
-    run_place, evaluation_place = str(run / file[0]), str(evaluation / file[1])
+    run_path, evaluation_path = str(run / file[0]), str(evaluation / file[1])
     before = content(tmp_path)
     with pytest.raises(UserError, match=r"^output: "):
-        evaluate([run], finished.task, replace(settings, output=run_place))
+        evaluate([run], finished.task, replace(settings, output=run_path))
     with pytest.raises(UserError, match=r"^output: "):
-        make_trainer(replace(one, output=evaluation_place)).train()
+        make_trainer(replace(one, output=evaluation_path)).train()
     with pytest.raises(UserError, match=r"^resume: "):
-        make_trainer(replace(one, resume=evaluation_place)).train()
+        make_trainer(replace(one, resume=evaluation_path)).train()
     assert content(tmp_path) == before
 
 
@@ -121,7 +122,7 @@ def test_a_run_without_the_folder_of_an_agent_is_refused(
 ):
     run = shutil.copytree(finished.folder, tmp_path / "copy")
     shutil.rmtree(run / gone)
-    (run / gone).touch()  # a file is no agent either
+    (run / gone).touch()  # a file in place of the folder does not count
     with pytest.raises(UserError, match=rf"copy: .* {gone}$"):
         evaluate([run], finished.task, settings)
     with pytest.raises(UserError, match=rf"copy: .* {gone}$"):
@@ -132,7 +133,7 @@ def test_a_run_without_the_folder_of_an_agent_is_refused(
 
 
 def test_an_evaluation_is_saved_although_its_output_is_closed(finished, settings, monkeypatch):
-    """As `2>&1 | head` does."""
+    """For example, `2>&1 | head` closes the output early."""
 
     class Closed(io.StringIO):
         def write(self, text):
@@ -142,7 +143,7 @@ def test_an_evaluation_is_saved_although_its_output_is_closed(finished, settings
     monkeypatch.setattr("sys.stderr", Closed())
     evaluate([finished.folder], finished.task, settings)
     files = {"settings.json", "evaluation.json", "responses.jsonl", "report.html"}
-    assert only(Path(settings.output)) == files
+    assert visible(Path(settings.output)) == files
 
 
 def test_an_output_without_a_name_is_not_the_current_folder(tmp_path, monkeypatch):
@@ -151,14 +152,14 @@ def test_an_output_without_a_name_is_not_the_current_folder(tmp_path, monkeypatc
         new_folder("", "name")
 
 
-def test_names_are_given_when_all_is_filled(tmp_path):
+def test_a_folders_files_appear_under_their_names_only_when_all_are_written(tmp_path):
     (tmp_path / "best").mkdir()
     (tmp_path / "best/agent").write_text("old")
     with pytest.raises(ZeroDivisionError), filled(tmp_path) as new:
         (new / "best").mkdir()
         raise ZeroDivisionError
     assert (tmp_path / "best/agent").read_text() == "old"
-    with filled(tmp_path) as new:  # what was left there is gone
+    with filled(tmp_path) as new:  # files from the failed attempt are gone
         assert list(new.iterdir()) == []
         (new / "best").mkdir()
         (new / "best/agent").write_text("new")
@@ -168,7 +169,7 @@ def test_names_are_given_when_all_is_filled(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"best", "page.md"}
 
 
-def test_a_text_is_replaced_or_stays(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_old_text(tmp_path, monkeypatch):
     write_text(tmp_path / "page.md", "old")
     monkeypatch.setattr(os, "replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

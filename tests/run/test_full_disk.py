@@ -1,4 +1,4 @@
-"""A full disk ends a run with an error; what was saved is unharmed."""
+"""A full disk ends a run with an error and does not damage saved files."""
 
 import errno
 from dataclasses import replace
@@ -18,7 +18,7 @@ def no_space(*args, **kwargs):
 
 @pytest.fixture
 def short(config):
-    """A run of three iterations whose checkpoints are after the second and the last one."""
+    """Settings for three iterations, with checkpoints after the second and the last."""
     return replace(config, iterations=3, checkpoint=CheckpointConfig(save_every=2))
 
 
@@ -29,7 +29,7 @@ def half_a_line(path, rows):
 
 
 def fail_at(what, trainer, patched):
-    """From now on, there is no space for one of the files of the last iteration."""
+    """Makes the disk full when the last iteration writes the given kind of file."""
     write, save_file, save = folder.Run.write, checkpoint.save_file, Agent.save
 
     def write_metrics(self, name, rows):
@@ -58,7 +58,7 @@ def fail_at(what, trainer, patched):
 
 
 @pytest.mark.parametrize("what", ["metrics", "checkpoint", "agent", "summary"])
-def test_the_run_ends_and_continues(short, tmp_path, monkeypatch, what):
+def test_the_run_ends_with_an_error_and_can_be_resumed(short, tmp_path, monkeypatch, what):
     whole = make_trainer(short).train().folder
     run = tmp_path / "full"
     full = replace(short, output=str(run), resume="auto")
@@ -75,7 +75,7 @@ def test_the_run_ends_and_continues(short, tmp_path, monkeypatch, what):
     same(whole, run)
 
 
-def test_a_run_that_cannot_begin_leaves_its_folder_free(short, monkeypatch):
+def test_a_run_that_fails_at_the_start_leaves_its_folder_usable(short, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("cory.run.checkpoint.write_text", no_space)
         with pytest.raises(OSError, match="No space"):

@@ -1,4 +1,4 @@
-"""The held-out reward before training: recorded, printed, drawn, and the first best of early stopping."""
+"""The held-out reward before training is recorded and drawn, and early stopping starts from it."""
 
 import json
 from dataclasses import replace
@@ -22,7 +22,7 @@ def team(prompts, chains):
 
 @pytest.fixture
 def evaluating(config):
-    """Each update shows in rewards."""
+    """Settings whose learning rate is so large that each update changes the rewards."""
     return replace(
         config,
         iterations=4,
@@ -33,7 +33,7 @@ def evaluating(config):
     )
 
 
-def test_it_stands_in_the_first_iterations_lines(evaluating):
+def test_the_reward_before_training_is_recorded_with_the_first_iteration(evaluating):
     trainer = make_trainer(evaluating)
     untrained = held_out.mean_rewards(trainer.chain(0), trainer.eval_dataset, evaluating)[0]
     records = read_rows(trainer.train().folder / "metrics.jsonl")
@@ -43,7 +43,7 @@ def test_it_stands_in_the_first_iterations_lines(evaluating):
     assert records[2]["eval_task_reward"] != untrained[0]
 
 
-def test_the_team_reward_is_measured_too(evaluating):
+def test_the_team_reward_before_training_is_recorded_too(evaluating):
     trainer = make_trainer(evaluating, team_reward=team)
     records = trainer.train().history
     assert records[0]["eval_team_reward_before"] == records[1]["eval_team_reward_before"] > 0
@@ -73,7 +73,7 @@ def test_a_resumed_run_equals_an_unbroken_one_and_does_not_measure_again(
 
 
 def test_a_run_that_never_gets_better_keeps_the_untrained_agents(evaluating, monkeypatch):
-    """Not the first one that was measured after an update."""
+    """The first measurement after an update is lower than the one before training."""
     planned = iter([1.52, 1.4, 1.58])
     monkeypatch.setattr(
         held_out, "mean_rewards", lambda chain, rows, config: ([next(planned)] * 2, None)
@@ -91,8 +91,8 @@ def test_a_run_that_never_gets_better_keeps_the_untrained_agents(evaluating, mon
     assert not all(torch.equal(a, b) for a, b in zip(trained.parameters(), untrained, strict=True))
 
 
-def test_curves_begin_with_it(tmp_path, drawn_figures, monkeypatch):
-    """Each at the number of iterations that the measured weights have had."""
+def test_curves_begin_with_the_reward_before_training(tmp_path, drawn_figures, monkeypatch):
+    """Each point is drawn at the number of iterations that its weights had been trained."""
     row = {"agent": "agent_1", "role": "pioneer", "task_reward": 0.0, "kl": 0.0}
     history = [{"iteration": k, "combined_reward": 0.0, **row} for k in range(4)]
     history[0]["eval_task_reward_before"] = 1.0

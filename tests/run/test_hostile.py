@@ -1,4 +1,4 @@
-"""Files from elsewhere: no code runs from them, and none of them yields a raw traceback."""
+"""Files from untrusted sources: they run no code and raise errors with a message instead of a traceback."""
 
 import json
 import pickle
@@ -37,18 +37,18 @@ class Bomb:
 
 @pytest.fixture
 def bomb(tmp_path):
-    """The bytes of the pickle; the test fails if anything has read them as one."""
+    """The bytes of the pickle. The test fails if anything has unpickled them."""
     marker = tmp_path / "marker"
     content = pickle.dumps(Bomb(marker))
     pickle.loads(content)
-    assert marker.exists()  # it works
+    assert marker.exists()  # unpickling does write the file
     marker.unlink()
     yield content
     assert not marker.exists()
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.safetensors"])
-def test_model_weights(bomb, policy_folder, classifier_folder, tmp_path, name):
+def test_pickled_model_weights_are_refused(bomb, policy_folder, classifier_folder, tmp_path, name):
     for folder, read in (
         (policy_folder, lambda path: load_policy(ModelConfig(name=path))),
         (classifier_folder, lambda path: load_classifier(path, "POSITIVE")),
@@ -61,7 +61,7 @@ def test_model_weights(bomb, policy_folder, classifier_folder, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["adapter_model.bin", "adapter_model.safetensors"])
-def test_adapter_weights(bomb, config, tmp_path, name):
+def test_pickled_adapter_weights_are_refused(bomb, config, tmp_path, name):
     agent = make_agents(replace(config, lora=LoraConfig(rank=2)))[0]
     agent.save(tmp_path / "adapter")
     (tmp_path / "adapter/adapter_model.safetensors").unlink()
@@ -76,7 +76,7 @@ def load_reward_model(model):
 
 @pytest.mark.parametrize("load", [load_policy, load_reward_model])
 def test_code_beside_a_model_does_not_run(policy_folder, tmp_path, monkeypatch, load):
-    """Nor does transformers ask whether it may."""
+    """transformers does not ask for permission either."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     copy = shutil.copytree(policy_folder, tmp_path / "model")
     settings = json.loads((copy / "config.json").read_text())
@@ -93,7 +93,7 @@ def test_code_beside_a_model_does_not_run(policy_folder, tmp_path, monkeypatch, 
 
 @pytest.fixture
 def run(finished, tmp_path):
-    """A copy of a run that has ended."""
+    """A copy of a completed run."""
     return shutil.copytree(finished.folder, tmp_path / "copy")
 
 
@@ -103,13 +103,13 @@ def resume(finished, run):
 
 
 @pytest.mark.parametrize("name", ["agent_1.safetensors", "state.json"])
-def test_checkpoint(bomb, finished, run, name):
+def test_a_pickle_in_a_checkpoint_is_refused(bomb, finished, run, name):
     (run / "checkpoints/iter-000002" / name).write_bytes(bomb)
     with pytest.raises(UserError, match="iter-000002"):
         resume(finished, run)
 
 
-def test_a_checkpoint_names_no_file_elsewhere(finished, run):
+def test_a_checkpoint_cannot_truncate_files_outside_its_run(finished, run):
     other = run.parent / "other.jsonl"
     other.write_text("kept")
     file = run / "checkpoints/iter-000002/state.json"
@@ -120,19 +120,19 @@ def test_a_checkpoint_names_no_file_elsewhere(finished, run):
     assert other.read_text() == "kept"
 
 
-def test_run_folder(bomb, finished, run):
+def test_metrics_that_are_not_json_are_refused(bomb, finished, run):
     length = (run / "metrics.jsonl").stat().st_size
     (run / "metrics.jsonl").write_bytes((bomb * 99)[:length])
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         resume(finished, run)
 
 
-TEXT = yaml.safe_dump(asdict(Config()))  # every key
+TEXT = yaml.safe_dump(asdict(Config()))  # a configuration with every key
 
 
 @FUZZ
 @given(st.data())
-def test_fuzzed_line_of_a_configuration(tmp_path_factory, data):
+def test_a_configuration_with_a_random_line_loads_or_is_refused(tmp_path_factory, data):
     lines = TEXT.splitlines()
     at = data.draw(st.integers(0, len(lines) - 1))
     key = lines[at].split(":")[0]
@@ -153,7 +153,7 @@ def test_fuzzed_line_of_a_configuration(tmp_path_factory, data):
 
 @settings(FUZZ, max_examples=25)
 @given(st.binary(max_size=300), st.sampled_from(["jsonl", "csv", "parquet"]))
-def test_fuzzed_dataset(tmp_path_factory, content, kind):
+def test_a_data_set_of_random_bytes_loads_or_is_refused(tmp_path_factory, content, kind):
     folder = tmp_path_factory.mktemp("fuzz")
     (folder / f"train.{kind}").write_bytes(content)
     try:

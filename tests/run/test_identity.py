@@ -1,4 +1,4 @@
-"""A model is what it was: another one behind the same name is refused by resume, evaluation and chat."""
+"""Identities of models, rewards and data. Resume, evaluation and chat refuse another model under the same name."""
 
 import functools
 import os
@@ -34,7 +34,7 @@ from imdb_train.task import held_out_rows, make_task
 
 
 def negated(folder: Path) -> None:
-    """Replaces a model's weights by their negatives, the size of the file and its time unchanged."""
+    """Negates a model's weights without changing the file's size or modification time."""
     file = folder / "model.safetensors"
     before = file.stat()
     save_file(
@@ -46,7 +46,7 @@ def negated(folder: Path) -> None:
 
 @pytest.fixture
 def world(config, policy_folder, classifier_folder, reviews, tmp_path):
-    """A run on IMDB of one iteration; its policy and its reward model are copies that can be replaced."""
+    """An IMDB run of one iteration, with copies of the policy and the reward model that a test may change."""
     policy = shutil.copytree(policy_folder, tmp_path / "policy")
     classifier = shutil.copytree(classifier_folder, tmp_path / "classifier")
     task = ImdbTaskConfig(dataset=str(reviews), reward_model=str(classifier), min_chars=1)
@@ -77,14 +77,12 @@ def test_another_model_behind_the_same_path_is_refused(world, tmp_path):
             evaluate([folder], make_task(config, held_out_rows(config, "test")), chosen)
         with pytest.raises(UserError, match=rf"{key}: "):
             Chat(folder, device="cpu")
-        negated(Path(name))  # as it was
+        negated(Path(name))  # restores the weights
     assert not (tmp_path / "e").exists()
     assert before == {path: path.read_bytes() for path in before}
 
 
-def test_a_reward_model_that_was_chosen_for_an_evaluation_is_allowed_and_said(
-    world, tmp_path, capsys
-):
+def test_an_evaluation_with_another_reward_model_is_allowed_and_announced(world, tmp_path, capsys):
     config, folder, _, classifier = world
     other = shutil.copytree(classifier, tmp_path / "other")
     negated(other)
@@ -115,7 +113,7 @@ def test_a_copy_is_the_same_model_and_any_changed_tensor_makes_another(policy_fo
     assert model_identity(str(copy)) == model_identity(str(policy_folder))
     identities = {model_identity(str(copy))}
     weights = load_file(copy / "model.safetensors")
-    for name in list(weights):  # the last number of each tensor
+    for name in list(weights):  # change each tensor's last number
         changed = dict(weights)
         changed[name] = weights[name].clone()
         changed[name].view(-1)[-1] += 1
@@ -137,26 +135,26 @@ def test_a_hub_model_is_identified_by_its_commit(tmp_path, monkeypatch):
     assert model_identity("user/other") is None
 
 
-def test_a_reward_is_known_by_its_file():
+def test_a_reward_is_identified_by_its_source_file():
     class Scaled:
         def __call__(self, prompts, completions):
             return [1.0] * len(completions)
 
-    here = source_hash(train)
-    assert here and here == source_hash(Scaled()) == source_hash(functools.partial(train))
-    assert source_hash(make_gpt2) not in (here, "")
+    this_file = source_hash(train)
+    assert this_file and this_file == source_hash(Scaled()) == source_hash(functools.partial(train))
+    assert source_hash(make_gpt2) not in (this_file, "")
     typed = {}
     exec("def typed(prompts, completions): return []", typed)
     assert source_hash(typed["typed"]) == source_hash(len) == ""
 
 
-def test_data_are_known_by_their_rows():
+def test_data_are_identified_by_their_rows():
     rows = datasets.Dataset.from_dict({"prompt": ["a", "b", "c"], "answer": [1, 2, 3]})
     same = datasets.Dataset.from_list([{"prompt": p, "answer": i} for i, p in enumerate("abc", 1)])
     assert data_hash(rows) == data_hash(same)
     others = [rows.select([0, 1]), rows.select([1, 0, 2]), rows.rename_column("answer", "gold")]
-    assert len({data_hash(each) for each in [rows, *others]}) == 4
-    # Rows of results and unfinished runs have recorded it.
+    assert len({data_hash(dataset) for dataset in [rows, *others]}) == 4
+    # The hash must not change, since stored results and unfinished runs have recorded it.
     assert data_hash(rows) == "02dd0082986f5efa"
 
 
@@ -171,7 +169,7 @@ def test_data_are_known_by_their_rows():
         ([0.0] * 3000, [0.0] * 1500 + [1.0] + [0.0] * 1499),
     ],
 )
-def test_data_are_known_by_values_of_any_type(value, other):
+def test_data_hashes_depend_on_values_of_any_type(value, other):
     first, second = (
         datasets.Dataset.from_dict({"prompt": ["a"], "x": [x]}) for x in (value, other)
     )
@@ -180,7 +178,7 @@ def test_data_are_known_by_values_of_any_type(value, other):
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
-def test_a_commit_with_changes_is_named_but_not_for_rows_of_results(tmp_path):
+def test_changed_code_marks_the_commit_as_dirty_and_changed_results_do_not(tmp_path):
     def git(*arguments: str) -> None:
         identity = ["-c", "user.name=n", "-c", "user.email=e@example.org"]
         subprocess.run(["git", "-C", tmp_path, *identity, *arguments], check=True)

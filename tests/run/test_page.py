@@ -1,4 +1,4 @@
-"""The page: no text acts as HTML or script, and nothing comes from the network."""
+"""Report pages: no text acts as HTML or script, and nothing is loaded from the network."""
 
 import base64
 import hashlib
@@ -36,7 +36,7 @@ HOSTILE = [
 
 
 class Parsed(HTMLParser):
-    """The elements of a page with their attributes, and its texts."""
+    """A page's elements with their attributes, and its texts."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Parsed(HTMLParser):
 
 
 def hostile_run(tmp_path):
-    """A run whose texts, name, settings, metrics and flags are all hostile: 200 chains."""
+    """Writes a run of 200 chains with hostile texts, name, settings, metrics and flags."""
     texts = [HOSTILE[i % len(HOSTILE)] for i in range(200)]
     name = f"<img src=x onerror='{HACK}'>"
     run = write_run(
@@ -72,7 +72,7 @@ def hostile_run(tmp_path):
 
 
 @pytest.mark.usefixtures("drawn_figures")
-def test_nothing_acts(tmp_path):
+def test_hostile_texts_are_shown_and_do_not_act(tmp_path):
     run = hostile_run(tmp_path)
     page = run_page(run, run.name)
     page.title = f"</title><script>{HACK}</script>"
@@ -103,13 +103,13 @@ def test_nothing_acts(tmp_path):
     drawing = "svg g path defs use text tspan clippath rect"
     allowed = {*elements.split(), *table.split(), *drawing.split()}
     assert {name for name, _ in parsed.elements} <= allowed
-    # Each text is shown, as it is but for characters that act.
+    # Each text is shown unchanged, except that control characters are escaped.
     shown = {printable(text) for text in HOSTILE if text}
     assert shown <= parsed.texts
 
 
 def test_pages_link_to_nothing_and_run_one_script(tmp_path):
-    """A run and an evaluation; the policy has the hash of the script."""
+    """The content security policy of a run's and an evaluation's page allows only the script with its hash."""
     run = write_run(tmp_path / "a", texts=["one"])
     evaluation = write_evaluation(tmp_path / "e")
     write_run_report(run, "CORY")

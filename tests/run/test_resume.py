@@ -1,4 +1,4 @@
-"""A run that is continued equals an unbroken one, and what cannot be continued is refused: docs/reliability.md."""
+"""A resumed run equals an unbroken one; runs that cannot be resumed are refused (docs/reliability.md)."""
 
 import json
 import math
@@ -28,26 +28,26 @@ ITERATIONS = 5
 
 @pytest.fixture(scope="module")
 def whole(policy_folder, tmp_path_factory) -> Path:
-    """The folder of a run with the settings of `one`, without interruption. Tests only read it."""
+    """The folder of an unbroken run with the settings of the fixture `one`. Tests only read it."""
     config = make_one(make_config(policy_folder, tmp_path_factory.mktemp("whole")))
     return make_trainer(config).train().folder
 
 
 @pytest.fixture(scope="module")
 def ended(policy_folder, tmp_path_factory) -> Path:
-    """The folder of a run with the settings of `one`, but of 4 iterations."""
+    """The folder of a completed run of 4 iterations, otherwise with the settings of `one`."""
     config = make_one(make_config(policy_folder, tmp_path_factory.mktemp("four")))
     return make_trainer(replace(config, iterations=4)).train().folder
 
 
 @pytest.fixture
 def four(ended, tmp_path) -> Path:
-    """A copy of it, which a test may change."""
+    """A copy of the run in `ended`, which a test may change."""
     return shutil.copytree(ended, tmp_path / "four")
 
 
 def spoil(agent, number: int, what: str = "loss"):
-    """In this update, the first row of each pass has a log-probability, or a gradient, that is not a number."""
+    """Makes a log-probability NaN in update `number`, or its gradient if `what` is "gradient"."""
     learner = agent.learner
     forward, update, seen = learner.forward, learner.update, [0]
 
@@ -67,8 +67,8 @@ def spoil(agent, number: int, what: str = "loss"):
 
 
 def interrupted(config, iterations: int, number=signal.SIGTERM) -> Path:
-    """The folder of a new run that a signal has ended after so many iterations."""
-    # Three calls for the samples before training.
+    """Starts a run, interrupts it by a signal after some iterations, and returns its folder."""
+    # The samples before training take three calls of the reward.
     reward = after(count_good, 3 + iterations, lambda: interrupt(number))
     with pytest.raises(Interrupted) as ended:
         make_trainer(config, reward).train()
@@ -77,8 +77,8 @@ def interrupted(config, iterations: int, number=signal.SIGTERM) -> Path:
 
 
 @pytest.mark.parametrize("rank", [0, 4])
-def test_interrupted_after_every_iteration_it_ends_the_same(config, tmp_path, rank):
-    """With everything that has a state: adaptive KL, running reward moments, exchanges."""
+def test_a_run_interrupted_after_every_iteration_ends_the_same(config, tmp_path, rank):
+    """The run has all kinds of state: adaptive KL, running reward moments, role exchanges."""
     ppo = replace(config.ppo, reward_scaling=True, reward_normalization=True)
     ppo = replace(ppo, kl_horizon=100.0, mini_batch_size=4)
     settings = replace(config, iterations=ITERATIONS, ppo=ppo, lora=LoraConfig(rank=rank))
@@ -99,7 +99,7 @@ def test_interrupted_after_every_iteration_it_ends_the_same(config, tmp_path, ra
     assert summary["samples"] == expected["samples"] and summary["agents"] == expected["agents"]
 
 
-def test_with_restarted_learners_it_ends_the_same(one, tmp_path):
+def test_a_resumed_run_with_restarted_learners_ends_the_same(one, tmp_path):
     config = replace(one, cory=CoryConfig(exchange_period=2, reset_every=4))
     whole = make_trainer(config).train().folder
     broken = interrupted(replace(config, output=str(tmp_path / "broken")), 3)
@@ -107,35 +107,36 @@ def test_with_restarted_learners_it_ends_the_same(one, tmp_path):
     same(whole, broken)
 
 
-def test_in_the_middle_of_a_warm_up_it_ends_the_same(one, tmp_path):
+def test_a_run_resumed_during_warm_up_ends_the_same(one, tmp_path):
     config = replace(one, ppo=replace(one.ppo, warmup_iterations=4))
     trainer = make_trainer(config)
     (rates,) = trainer.agents[0].learner.optimizer.param_groups
-    found = []
+    factors = []
     for k in range(5):
         trainer.iteration(k)
-        found.append(rates["lr"] / config.ppo.learning_rate)
-    assert found == [0.25, 0.5, 0.75, 1.0, 1.0]
+        factors.append(rates["lr"] / config.ppo.learning_rate)
+    assert factors == [0.25, 0.5, 0.75, 1.0, 1.0]
     whole = make_trainer(config).train().folder
     broken = interrupted(replace(config, output=str(tmp_path / "broken")), 2)
     make_trainer(replace(config, resume=str(broken))).train()
     same(whole, broken)
 
 
-def test_what_was_recorded_after_the_checkpoint_is_computed_again(one, whole, tmp_path):
+def test_records_after_the_last_checkpoint_are_computed_again(one, whole, tmp_path):
     config = replace(one, output=str(tmp_path / "run"), checkpoint=CheckpointConfig(save_every=3))
     failing = after(count_good, 3 + 6, lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError) as error:
         make_trainer(config, failing).train()
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2 * 5
     assert "iter-000003" in "\n".join(error.value.__notes__)
-    (tmp_path / "run/mine.jsonl").write_text("{}\n")  # of a callback, say, after the checkpoint
+    # A file that a callback, for example, has written after the checkpoint.
+    (tmp_path / "run/mine.jsonl").write_text("{}\n")
     make_trainer(replace(config, resume="auto")).train()
     same(whole, tmp_path / "run")
     assert (tmp_path / "run/mine.jsonl").read_text() == ""
 
 
-def test_what_fails_after_the_run_is_finished_is_not_told_to_continue_it(one):
+def test_an_error_after_the_last_iteration_does_not_suggest_to_resume(one):
     class Fails(Callback):
         def on_train_end(self, trainer, run):
             raise ZeroDivisionError
@@ -146,7 +147,7 @@ def test_what_fails_after_the_run_is_finished_is_not_told_to_continue_it(one):
         trainer.train()
     (note,) = error.value.__notes__
     assert "is finished" in note and "Continue" not in note
-    # One that is extended is not.
+    # An error while the run is extended does.
     run = trainer.run.folder
     with pytest.raises(ZeroDivisionError) as error:
         failing = after(count_good, 1, lambda: 1 / 0)
@@ -156,7 +157,7 @@ def test_what_fails_after_the_run_is_finished_is_not_told_to_continue_it(one):
     assert "Continue" in error.value.__notes__[0]
 
 
-def test_a_run_without_a_checkpoint_begins_again(one, whole, tmp_path):
+def test_a_run_without_a_checkpoint_starts_again(one, whole, tmp_path):
     config = replace(one, output=str(tmp_path / "run"), resume="auto")
     with pytest.raises(ZeroDivisionError) as error:
         make_trainer(config, after(count_good, 3 + 1, lambda: 1 / 0)).train()
@@ -168,7 +169,7 @@ def test_a_run_without_a_checkpoint_begins_again(one, whole, tmp_path):
     same(whole, tmp_path / "run")
 
 
-def test_a_finished_run_is_left_as_it_is(one, four):
+def test_resuming_a_finished_run_changes_nothing(one, four):
     before = content(four)
     for changes in ({"resume": str(four)}, {"resume": "auto", "output": str(four)}):
         run = make_trainer(replace(one, iterations=4, **changes)).train()
@@ -176,7 +177,7 @@ def test_a_finished_run_is_left_as_it_is(one, four):
     assert content(four) == before
 
 
-def test_a_run_is_ended_earlier_than_planned(one, tmp_path):
+def test_a_resumed_run_can_end_earlier_than_planned(one, tmp_path):
     broken = interrupted(replace(one, output=str(tmp_path / "broken")), 3)
     assert not (broken / "agent_1").exists()
     make_trainer(replace(one, iterations=3, resume=str(broken))).train()
@@ -185,13 +186,13 @@ def test_a_run_is_ended_earlier_than_planned(one, tmp_path):
     assert summary_of(broken)["iterations"] == 3
 
 
-def test_a_finished_run_is_extended(one, whole, four):
+def test_a_finished_run_can_be_extended(one, whole, four):
     ended = content(four)
     longer = replace(one, resume="auto", output=str(four))
     with pytest.raises(Interrupted):
         make_trainer(longer, after(count_good, 1, interrupt)).train()
     now = content(four)
-    # Those of its finished iterations.
+    # Agents and summary of the finished run stay until the extension ends.
     kept = [name for name in ended if name.startswith("agent_") or name == "summary.json"]
     assert kept and all(now[name] == ended[name] for name in kept)
     make_trainer(longer).train()
@@ -199,7 +200,8 @@ def test_a_finished_run_is_extended(one, whole, four):
     assert summary_of(four)["iterations"] == 6
 
 
-def test_the_end_by_a_guard_is_final_and_outlives_a_signal(one, tmp_path):
+def test_a_run_that_a_guard_has_ended_stays_ended(one, tmp_path):
+    """It is not extended, and a signal in its last iteration changes nothing."""
     config = replace(one, guards=GuardsConfig(stop_at_kl=1e-9, kl_bound=1e-9))
     folder = make_trainer(config).train().folder
     assert "kl" in read_rows(folder / "metrics.jsonl")[-1]["flags"]
@@ -217,18 +219,19 @@ def test_the_end_by_a_guard_is_final_and_outlives_a_signal(one, tmp_path):
     assert summary_of(broken)["stopped_by"] == "guards.stop_at_kl"
 
     planned = replace(config, iterations=done, output=str(tmp_path / "planned"))
-    summary = summary_of(make_trainer(planned).train().folder)  # it has ended nothing
+    # In the last planned iteration, the guard has nothing to end.
+    summary = summary_of(make_trainer(planned).train().folder)
     assert not summary["stopped"] and "stopped_by" not in summary
 
 
-def test_settings_of_the_machine_may_be_others(one, whole, four):
+def test_settings_that_do_not_affect_results_may_change(one, whole, four):
     other = replace(one, resume=str(four), ppo=replace(one.ppo, micro_batch=3), sample_every=0)
     other.checkpoint = CheckpointConfig(save_every=0)
     trainer = make_trainer(other)
     history = trainer.train().history
     assert {agent.learner.pass_size.micro_batch for agent in trainer.agents} == {3}
     expected = read_rows(whole / "metrics.jsonl")
-    for record, unbroken in zip(history, expected, strict=True):  # alike but for rounding
+    for record, unbroken in zip(history, expected, strict=True):  # equal up to rounding
         assert record["task_reward"] == pytest.approx(unbroken["task_reward"], abs=1e-4)
 
 
@@ -249,7 +252,7 @@ def other_reward(prompts, completions):
 
 
 def other_file(checkpoint: Path) -> None:
-    """As if the file of the reward had been another one."""
+    """Changes the recorded hash of the reward's file."""
     settings = json.loads((checkpoint / STATE).read_text())["settings"]
     settings["fingerprint"]["reward_sha256"] = "0"
     change_state(settings=settings)(checkpoint)
@@ -259,7 +262,7 @@ def remove_all(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint.parent)
 
 
-# What is changed in a run's newest checkpoint, the settings with which it is continued, what the error names.
+# By case: a change to a run's newest checkpoint, the settings with which it is resumed, a pattern for the error.
 FOLDERS = {
     "truncated weights": (lambda path: os.truncate(path / WEIGHTS, 100), {}, "iter-000004"),
     "no weights": (lambda path: (path / WEIGHTS).unlink(), {}, "iter-000004"),
@@ -283,7 +286,7 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_what_cannot_be_continued_is_refused_by_its_key(one, four, name):
+def test_runs_that_cannot_be_resumed_are_refused(one, four, name):
     change, settings, match = FOLDERS[name]
     if change:
         change(four / "checkpoints/iter-000004")
@@ -307,25 +310,25 @@ def refused_resume(config, run: Path) -> str:
 
 
 def agents_named(message: str) -> list[str]:
-    """The models of a new run that a message proposes."""
+    """Returns the models of the new run that an error message proposes."""
     flags = shlex.split(message.partition("A new run")[2])
     assert "--output" in flags
     return [entry["model"]["name"] for entry in parse_yaml(flags[flags.index("--agents") + 1])]
 
 
-def test_a_changed_reward_takes_a_new_run_from_all_agents(one, four):
+def test_the_error_for_a_changed_reward_proposes_a_new_run_from_all_agents(one, four):
     agents = [f"{four}/{name}" for name in AGENTS]
     other_file(four / "checkpoints/iter-000004")
     message = refused_resume(one, four)
     assert agents_named(message) == agents
     assert not re.search("[0-9a-f]{16}", message.replace(str(four), ""))  # no hash
 
-    (four / "summary.json").unlink()  # as if it had not ended: its agents are not saved
+    (four / "summary.json").unlink()  # an unfinished run has no saved agents
     message = refused_resume(one, four)
     assert "--iterations 4" in message and "--agents" not in message
 
 
-def test_a_damaged_checkpoint_that_is_the_only_one_takes_a_new_run(one, four):
+def test_the_error_for_a_damaged_only_checkpoint_proposes_a_new_run(one, four):
     for number in (2, 3):
         shutil.rmtree(four / f"checkpoints/iter-{number:06d}")
     os.truncate(four / "checkpoints/iter-000004" / WEIGHTS, 100)
@@ -337,13 +340,13 @@ def test_a_damaged_checkpoint_that_is_the_only_one_takes_a_new_run(one, four):
     assert f"--config {four}/config.yaml" in message and "--agents" not in message
 
 
-def test_without_a_damaged_checkpoint_it_goes_on_from_the_one_before(one, whole, four):
+def test_a_run_continues_from_the_previous_checkpoint_if_the_last_is_deleted(one, whole, four):
     shutil.rmtree(four / "checkpoints/iter-000004")
     make_trainer(replace(one, resume=str(four))).train()
     same(whole, four)
 
 
-def test_resume_of_what_is_no_run(one, tmp_path):
+def test_resuming_a_folder_without_a_run_is_refused(one, tmp_path):
     for changes in ({"resume": str(tmp_path / "nothing")}, {"resume": str(tmp_path)}):
         with pytest.raises(UserError, match=r"^resume: "):
             make_trainer(replace(one, **changes)).train()
@@ -351,10 +354,10 @@ def test_resume_of_what_is_no_run(one, tmp_path):
         make_trainer(replace(one, resume="auto", output=None)).train()
 
 
-def test_auto_begins_no_run_among_other_files(one, tmp_path):
+def test_resume_auto_starts_no_run_among_other_files(one, tmp_path):
     data = tmp_path / "prompts.jsonl"
     data.write_text('{"prompt": "a"}\n')
-    (tmp_path / "config.yaml").write_text("iterations: 1\n")  # a user's own, of no run
+    (tmp_path / "config.yaml").write_text("iterations: 1\n")  # a user's file, not a run's
     with pytest.raises(UserError, match=r"^output: "):
         make_trainer(replace(one, resume="auto", output=str(tmp_path))).train()
     assert data.read_text() == '{"prompt": "a"}\n'
@@ -367,15 +370,15 @@ def test_only_the_newest_checkpoints_stay_and_nothing_is_pickled(whole):
     assert kinds == {".json", ".safetensors"}
 
 
-def test_a_trainer_trains_once(one):
+def test_a_trainer_can_train_only_once(one):
     trainer = make_trainer(replace(one, iterations=1))
     trainer.train()
     with pytest.raises(UserError, match=r"^train: "):
         trainer.train()
 
 
-def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(one, monkeypatch):
-    """Lines and files, then the folder that lists them; files keep their numbers when they are renamed."""
+def test_a_checkpoint_is_on_disk_before_it_is_renamed(one, monkeypatch):
+    """`fsync` is called for all files, then for their folder. A file keeps its inode when it is renamed."""
     trainer = make_trainer(replace(one, iterations=1))
     folder = trainer.train().folder
     events = []
@@ -398,7 +401,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(one, monkeypatch):
 
 
 class Counts(Callback):
-    """Counts iterations."""
+    """Counts iterations and saves the count in checkpoints."""
 
     def __init__(self):
         self.counted = 0
@@ -413,7 +416,7 @@ class Counts(Callback):
         self.counted = state["counted"]
 
 
-def test_states_of_callbacks_are_kept(one, tmp_path):
+def test_callbacks_are_resumed_with_their_state(one, tmp_path):
     config = replace(one, output=str(tmp_path / "run"))
     reward = after(count_good, 3 + 2, interrupt)
     with pytest.raises(Interrupted):
@@ -426,8 +429,8 @@ def test_states_of_callbacks_are_kept(one, tmp_path):
         make_trainer(longer, callbacks=[Counts()]).train()
 
 
-def test_update_that_is_not_finite_ends_the_run(one, whole, tmp_path):
-    """agent_1 has learned already in this iteration."""
+def test_an_update_that_is_not_finite_ends_the_run(one, whole, tmp_path):
+    """The run can be resumed, although agent_1 has already been updated in that iteration."""
     other = replace(one, output=str(tmp_path / "nan"))
     trainer = make_trainer(other)
     spoil(trainer.agents[1], 2)
@@ -449,16 +452,16 @@ def test_a_gradient_that_is_not_finite_ends_the_run(one, rank, algorithm):
 
 
 @pytest.mark.parametrize("step", ["rename", "removal of an old one"])
-def test_killed_while_it_writes_a_checkpoint_it_ends_the_same(
+def test_a_run_killed_while_it_writes_a_checkpoint_ends_the_same(
     one, whole, tmp_path, monkeypatch, step
 ):
-    """An exception that no handler catches stands for SIGKILL."""
+    """An exception that no handler catches stands in for SIGKILL."""
     config = replace(one, output=str(tmp_path / "killed"), resume="auto")
 
     class Killed(BaseException):
         pass
 
-    # The fifth checkpoint; and the first one that is removed, as three are kept.
+    # The kill comes at the fifth checkpoint's rename, or at the first removal, since three checkpoints are kept.
     module, name, call = (os, "replace", 5) if step == "rename" else (shutil, "rmtree", 1)
     original = getattr(module, name)
     calls = [0]

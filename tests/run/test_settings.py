@@ -1,4 +1,4 @@
-"""How settings are written and read again, and that those of Python are checked as those of a file."""
+"""Settings are read back as they were written, and settings from Python are checked like those from a file."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from cory.run.settings import named
 from cory.settings import yaml_text
 
 
-def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
+def test_multi_line_texts_are_written_as_blocks_and_read_back_unchanged():
     settings = {
         "prompt": "Note: {prompt}\nÄ question:\n\n  {question}\nAnswer:",
         "stop": ["\n", "\n\n", " \n"],
@@ -25,7 +25,7 @@ def test_texts_of_several_lines_stand_as_blocks_and_are_read_as_they_were():
     assert text.startswith("prompt: |-\n  Note: {prompt}\n  Ä question:\n\n    {question}\n")
 
 
-def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch):
+def test_the_current_folder_is_named_by_its_absolute_path(tmp_path, monkeypatch):
     run = tmp_path / "run"
     run.mkdir()
     monkeypatch.chdir(run)
@@ -34,7 +34,7 @@ def test_a_run_has_one_name_by_whatever_path_it_is_reached(tmp_path, monkeypatch
 
 def test_settings_in_python_are_checked_together_when_they_are_used():
     config = Config()
-    config.ppo.learning_rate, config.output = 1, None  # a whole number will do for a float
+    config.ppo.learning_rate, config.output = 1, None  # an integer is accepted for a float
     config.ppo.batch_size = config.ppo.mini_batch_size = 16
     config.check()
     config.ppo.mini_batch_size = 7

@@ -1,4 +1,4 @@
-"""Processes that get signals. benchmarks/kills.py kills them by SIGKILL at random moments."""
+"""Training processes that get signals or lose their terminal. benchmarks/kills.py tests SIGKILL at random times."""
 
 import errno
 import fcntl
@@ -26,10 +26,10 @@ from cory.run.signals import Signals
 SCRIPT = str(ROOT / "imdb_train/cory.py")
 
 
-def test_second_signal_ends_it_at_once(monkeypatch):
+def test_a_second_signal_ends_the_process_at_once(monkeypatch):
     codes = []
     monkeypatch.setattr(os, "_exit", codes.append)
-    before = signal.getsignal(signal.SIGINT)  # ignored, where the tests run in the background
+    before = signal.getsignal(signal.SIGINT)
     with Signals() as signals:
         interrupt()
         assert (signals.received, codes) == (signal.SIGTERM, [])
@@ -38,8 +38,8 @@ def test_second_signal_ends_it_at_once(monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_terminal_that_goes_without_a_signal_ends_nothing(monkeypatch):
-    """As that of a run in the background, once its shell has ended."""
+def test_a_closed_terminal_without_a_signal_ends_nothing(monkeypatch):
+    """A background run loses its terminal in this way when its shell ends."""
 
     class Gone(io.StringIO):
         def write(self, text):
@@ -50,8 +50,8 @@ def test_a_terminal_that_goes_without_a_signal_ends_nothing(monkeypatch):
         print("a line")
 
 
-def test_a_run_outlives_what_reads_its_output(config, monkeypatch):
-    """As `head`, or a `tee` that Ctrl-C has ended."""
+def test_a_run_continues_when_the_reader_of_its_output_ends(config, monkeypatch):
+    """For example, `head` ends early, and Ctrl-C ends `tee`."""
     reader, writer = os.pipe()
     os.close(reader)
     pipe = os.fdopen(writer, "w", buffering=1)
@@ -59,11 +59,11 @@ def test_a_run_outlives_what_reads_its_output(config, monkeypatch):
     monkeypatch.setattr(sys, "stderr", pipe)
     run = make_trainer(replace(config, iterations=1)).train().folder
     assert (run / "report.html").exists()
-    os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # for what is left to be written
+    os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # takes output that is still buffered
 
 
-def trains(process, metrics):
-    """Waits for a process to write the next lines."""
+def wait_for_metrics(process, metrics):
+    """Waits until a running process has written further metrics."""
     before = metrics.stat().st_size if metrics.exists() else 0
     while not metrics.exists() or metrics.stat().st_size == before:
         time.sleep(0.05)
@@ -83,8 +83,8 @@ def flags(policy_folder, classifier_folder, reviews):
     return [f"--{key}={value}" for key, value in values.items()]
 
 
-def shown(master, closes, output):
-    """Reads what a process writes to its terminal, until that closes."""
+def read_terminal(master, closes, output):
+    """Reads a process's terminal output into `output` until the event `closes` is set, then closes the terminal."""
     while not closes.is_set():
         if select.select([master], [], [], 0.1)[0]:
             output += os.read(master, 65536)
@@ -92,7 +92,7 @@ def shown(master, closes, output):
 
 
 def test_a_run_in_a_terminal_shows_both_agents_and_is_saved_when_it_closes(flags, tmp_path):
-    """The system sends SIGHUP, shells send another one; and writing to that terminal fails from then on."""
+    """The system and the shell each send SIGHUP, and writing to the terminal fails afterwards."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(
@@ -102,11 +102,11 @@ def test_a_run_in_a_terminal_shows_both_agents_and_is_saved_when_it_closes(flags
     )  # fmt: skip
     os.close(slave)
     closes, output = threading.Event(), bytearray()
-    window = threading.Thread(target=shown, args=[master, closes, output])
+    window = threading.Thread(target=read_terminal, args=[master, closes, output])
     window.start()
     run = tmp_path / "runs/mine"
     for _ in range(3):
-        trains(process, run / "metrics.jsonl")
+        wait_for_metrics(process, run / "metrics.jsonl")
     closes.set()
     window.join()
     process.send_signal(signal.SIGHUP)
@@ -119,7 +119,7 @@ def test_a_run_in_a_terminal_shows_both_agents_and_is_saved_when_it_closes(flags
     assert max(map(len, bars)) <= 80
 
 
-def test_a_run_under_nohup_goes_on_until_sigterm_and_its_command_continues_it(
+def test_a_run_under_nohup_ends_at_sigterm_and_prints_a_command_that_resumes_it(
     flags, tmp_path, monkeypatch, command
 ):
     process = subprocess.Popen(
@@ -127,15 +127,15 @@ def test_a_run_under_nohup_goes_on_until_sigterm_and_its_command_continues_it(
         cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     run = tmp_path / "runs/mine"
-    trains(process, run / "metrics.jsonl")
+    wait_for_metrics(process, run / "metrics.jsonl")
     process.send_signal(signal.SIGHUP)
     for _ in range(2):
-        trains(process, run / "metrics.jsonl")
+        wait_for_metrics(process, run / "metrics.jsonl")
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == 143
     assert 0 < iterations(run) < 60
-    printed = re.search(r"Continue with: (.+)", said).group(1)
+    printed = re.search(r"Continue with: (.+)", errors).group(1)
     _, *argv = shlex.split(printed)
     monkeypatch.chdir(tmp_path)
     again = command(*argv)

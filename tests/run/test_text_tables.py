@@ -1,4 +1,4 @@
-"""The tables at the end of a run; model text in them, as it is but for characters that act."""
+"""The text tables at the end of a run. Model texts in them are shown unchanged, with control characters escaped."""
 
 import re
 
@@ -22,15 +22,15 @@ def record(iteration, agent, role, task_reward):
     return {"iteration": iteration, "agent": agent, "role": role, **numbers}
 
 
-# A pioneer that earns nothing and an observer that learns; the agents exchange roles after each iteration.
+# The pioneer earns nothing and the observer learns. The agents exchange roles after each iteration.
 HISTORY = [
-    record(k, f"agent_{1 + (k + place) % 2}", role, reward)
+    record(k, f"agent_{1 + (k + position) % 2}", role, reward)
     for k in range(4)
-    for place, (role, reward) in enumerate([("pioneer", 0.0), ("observer", k / 2)])
+    for position, (role, reward) in enumerate([("pioneer", 0.0), ("observer", k / 2)])
 ]
 
 
-def test_roles_are_summarised_apart_from_the_agents_that_hold_them():
+def test_roles_and_agents_are_summarised_separately():
     roles = summarise_roles(HISTORY)
     assert roles["pioneer"]["task_reward"] == {"start": 0.0, "end": 0.0, "change": 0.0}
     assert roles["observer"]["task_reward"] == {"start": 0.25, "end": 1.25, "change": 1.0}
@@ -42,7 +42,7 @@ def test_roles_are_summarised_apart_from_the_agents_that_hold_them():
 
 
 def test_an_agent_in_one_role_has_one_row():
-    """Without exchange, the means by role and by agent are the same."""
+    """Without role exchange, means by role and by agent are the same."""
     history = [row | {"agent": f"agent_{1 + (row['role'] == 'observer')}"} for row in HISTORY]
     table = summary_table(summarise(history, ["agent_1", "agent_2"]), summarise_roles(history))
     lines = table.splitlines()[2:-1]
@@ -58,8 +58,8 @@ def test_one_role_is_summarised_by_agent_alone():
     assert "all roles" not in summary_table(summarise(history, ["agent_1"]), {})
 
 
-def test_a_task_reward_that_there_is_not_is_not_shown():
-    """Where the team's is the only reward; beside task rewards both stand."""
+def test_a_task_reward_of_0_is_not_shown_beside_a_team_reward():
+    """Other task rewards are shown together with the team reward."""
     for earned, shown in ((0.0, False), (1.0, True)):
         history = [record(k, "agent_1", "pioneer", earned) | {"team_reward": 0.5} for k in range(4)]
         table = summary_table(summarise(history, ["agent_1"]), {})
@@ -84,8 +84,8 @@ def test_a_table_of_an_evaluation_fits_the_terminal():
 HOSTILE = "| `x` **b** <script>alert(1)</script> [l](https://example.org) \n# h $y$ \x1b[31m \\"
 
 
-def test_texts_of_all_languages_are_shown_as_they_are():
-    """No-break spaces of French, the space of Japanese, joiners of Persian, joined emoji."""
+def test_texts_in_all_languages_are_shown_unchanged():
+    """French no-break spaces, the Japanese space, Persian joiners and joined emoji are kept."""
     for text in (
         "prix\xa0: 5\u202f€",
         "東京\u3000大阪",
@@ -105,17 +105,17 @@ def test_texts_of_all_languages_are_shown_as_they_are():
         ("half \ud800 of a character", "half \\ud800 of a character"),
     ],
 )
-def test_characters_that_act_are_shown_as_escapes(text, shown):
+def test_control_characters_are_shown_as_escapes(text, shown):
     assert one_line(text) == printable(text) == shown
 
 
-def test_line_breaks_are_kept_where_a_text_has_lines():
+def test_line_breaks_are_kept_only_in_multi_line_texts():
     assert printable("a\nb\r\n") == "a\nb\\r\n"
     assert one_line("a\nb") == "a\\nb"
     assert markdown("a\nb") == "a&#92;nb"
 
 
-def test_a_text_in_a_markdown_table_is_shown_as_it_is():
+def test_markdown_in_a_text_does_not_act_in_a_table():
     table = markdown_table(["a", "b"], [[HOSTILE, "end"]])
     html = MarkdownIt("commonmark").enable("table").render(table)
     shown = HOSTILE.replace("\n", "\\n").replace("\x1b", "\\x1b")

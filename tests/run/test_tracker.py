@@ -1,4 +1,4 @@
-"""What a run sends to each tracker, and what happens if a tracker fails."""
+"""Metrics and samples that a run sends to each tracker, and trackers that fail."""
 
 import shutil
 from dataclasses import replace
@@ -16,21 +16,21 @@ from cory.run.trackers import COLUMNS, wandb_options
 
 
 def train(config, **changes):
-    """A run of three iterations, with samples of the first and the third; returns its folder."""
+    """Trains for three iterations with samples of the first and the third; returns the run's folder."""
     return make_trainer(replace(config, **{"iterations": 3, **changes})).train().folder
 
 
 def rewards(folder, agent):
-    """The task rewards of an agent by iteration."""
+    """Returns an agent's task rewards by iteration."""
     rows = read_rows(folder / "metrics.jsonl")
     return {row["iteration"]: row["task_reward"] for row in rows if row["agent"] == agent}
 
 
 def in_tensorboard(folder, name):
-    """The steps and values of a curve."""
+    """Returns the steps and values of a curve."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # Settings lie deeper.
+    # TensorBoard stores settings in deeper folders.
     file = min(folder.glob("**/events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(file.parent))
     events.Reload()
@@ -47,11 +47,11 @@ def test_wandb_gets_metrics_and_sample_texts_offline(config, monkeypatch):
     logged = {}
     log = WandBTracker.log
 
-    def also_here(self, values, step):
+    def record_and_log(self, values, step):
         logged.setdefault(step, {}).update(values)
         log(self, values, step=step)
 
-    monkeypatch.setattr(WandBTracker, "log", also_here)
+    monkeypatch.setattr(WandBTracker, "log", record_and_log)
     folder = train(config, tracker="wandb")
     assert list(folder.glob("wandb/offline-run-*/*.wandb"))
     assert {k: row["agent_1/task_reward"] for k, row in logged.items()} == rewards(
@@ -64,14 +64,14 @@ def test_wandb_gets_metrics_and_sample_texts_offline(config, monkeypatch):
     ]
 
 
-def test_wandb_gets_a_name_that_it_takes(tmp_path):
+def test_wandb_gets_a_shortened_name(tmp_path):
     run = Run(tmp_path / ("x" * 150), {}, writes=True)
     run.folder.mkdir()
     assert wandb_options(run)["name"] == "x" * 128
 
 
 def test_a_resumed_run_is_continued_in_its_tracker(config):
-    """As after a kill in the third iteration, and to a fourth one."""
+    """The run was killed in its third iteration and is resumed to the fourth."""
     config.checkpoint = CheckpointConfig(save_every=1)
     folder = train(config, tracker="tensorboard")
     (folder / "summary.json").unlink()
@@ -107,12 +107,12 @@ def test_a_tracker_that_cannot_start_ends_the_run_before_an_iteration(config, mo
         train(config, tracker="tensorboard")
     assert not Path(config.output, "metrics.jsonl").exists()
 
-    train(config, resume="auto")  # without it, in the same folder
+    train(config, resume="auto")  # without a tracker, in the same folder
     assert len(rewards(Path(config.output), "agent_1")) == 3
 
 
 @pytest.mark.parametrize("method", ["log", "finish"])
-def test_a_tracker_that_fails_later_is_left_with_a_warning(config, monkeypatch, capsys, method):
+def test_a_tracker_that_fails_later_is_dropped_with_a_warning(config, monkeypatch, capsys, method):
     attempts = []
 
     def fail_here(self, *arguments, **options):

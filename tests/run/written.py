@@ -1,4 +1,4 @@
-"""Folders of runs and evaluations written by hand, with texts of one's own."""
+"""Writes folders of runs and evaluations with given texts and numbers, without training."""
 
 import json
 from dataclasses import asdict
@@ -19,12 +19,12 @@ def write_lines(path: Path, rows) -> None:
 
 
 def write_settings(folder, settings):
-    """A run's config.yaml, by the C library, as some tests write dozens."""
+    """Writes a run's config.yaml with the fast C library, since some tests write dozens."""
     (folder / "config.yaml").write_text(yaml.dump(settings, Dumper=yaml.CSafeDumper))
 
 
 def sample(agent, role, query, text, reward=0.5):
-    """A record of samples.jsonl."""
+    """Returns a record of samples.jsonl."""
     prompt = query if role == "pioneer" else f'Better than "{query}": {query}'
     record = {"agent": agent, "role": role, "query": query, "columns": {}, "prompt": prompt}
     return record | {"completion": text, "task_reward": reward, "kl": 1.25}
@@ -34,12 +34,14 @@ def write_run(
     folder: Path, seed=0, agents=1, iterations=12, planned=None, texts=(), flags=None,
     reward=0.0, kl=1.0, distinct=1.0, changes=None,
 ):  # fmt: skip
-    """A run whose task reward rises by 0.1 an iteration from `reward`; agent_2 earns 1 more.
+    """Writes a run whose task reward rises by 0.1 an iteration from `reward`; agent_2 earns 1 more.
 
     Args:
-        planned: its iterations, if it has not ended.
-        texts: one chain for each, an iteration each. flags: by iteration, those of agent_1.
-        distinct: distinct-2 after the first iteration. changes: settings by their keys.
+        planned: The planned number of iterations of an unfinished run.
+        texts: The completions of the sampled chains, one chain per iteration.
+        flags: agent_1's flags by iteration.
+        distinct: Distinct-2 after the first iteration.
+        changes: Changed settings by key.
     """
     folder.mkdir(parents=True)
     settings = json.loads(json.dumps(SETTINGS)) | {
@@ -69,7 +71,7 @@ def write_run(
     if planned is None:
         chain = [sample(f"agent_{a + 1}", ROLES[a], "the film", "was") for a in range(agents)]
         before = {
-            one["agent"]: [sample(one["agent"], "pioneer", "the film", "was")] for one in chain
+            step["agent"]: [sample(step["agent"], "pioneer", "the film", "was")] for step in chain
         }
         before |= {"chain": chain} if agents > 1 else {}
         summary = {"samples": {"before": before, "after": before}}
@@ -78,7 +80,7 @@ def write_run(
 
 
 def write_evaluation(folder: Path, texts=("good", "bad")):
-    """An evaluation of a base and two agents alone, and of the second agent after the first."""
+    """Writes an evaluation of a base, two agents alone, and the second agent after the first."""
     folder.mkdir(parents=True)
     models = ["base", "run/agent_1", "run/agent_2"]
     names = [(name, None) for name in models] + [("run/agent_2 after run/agent_1", "run/agent_1")]

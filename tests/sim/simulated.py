@@ -1,15 +1,15 @@
-"""A simulated accelerator: a device `sim` whose tensors hold CPU tensors. It finds device mistakes without a GPU.
+"""A simulated accelerator that finds device mistakes without a GPU. The tensors of its device `sim` wrap CPU tensors.
 
-`install()` registers it in this process, for good. A program then runs on it as on CUDA: an operation on tensors of
-two devices raises, with the operation's name; a CPU scalar and indices on the CPU pass, as they do there. Results are
-the CPU's, so a run must equal that on the CPU.
+`install()` registers the device permanently in this process. Programs then run on it as on CUDA. An operation that
+mixes tensors from two devices raises an error with the operation's name; CPU scalars and CPU indices are allowed, as
+on CUDA. The CPU computes all results, so a run on `sim` must equal the run on the CPU.
 
-The shims, which a real backend brings by itself:
+A real backend would provide the following, which this file patches in:
 
-* accelerate's choice of a device, and the names that settings may give
-* `tolist` and what is asked of a storage, which torch refuses for subclasses of Tensor
-* the causal mask of attention is made here, as torch would make it on the device
-* modules are moved by swapping their parameters, so that tied weights stay tied
+* accelerate's default device, and the device names that settings accept
+* `tolist` and access to the storage, which torch refuses for subclasses of Tensor
+* attention's causal mask on the device
+* moving modules by swapping their parameters, so that tied weights stay tied
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from torch.utils import backend_registration
 
 from cory.parallel import devices
 
-# Operations that take indices on the CPU.
+# Operations that accept CPU indices.
 INDEXING = ("index.Tensor", "index_put_", "index_put", "_index_put_impl_")
 
 
 class SimTensor(torch.Tensor):
-    """A tensor of the device; `raw` is the CPU tensor with its numbers."""
+    """A tensor on the device `sim`; `raw` is the CPU tensor with its values."""
 
     raw: torch.Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # __torch_dispatch__ is enough
@@ -60,7 +60,7 @@ class SimTensor(torch.Tensor):
 
 
 def compute(operation, args: tuple, kwargs: dict[str, Any]) -> Any:
-    """Runs the operation on the CPU tensors inside, and wraps what is new."""
+    """Runs the operation on the wrapped CPU tensors and wraps new results."""
     inputs = list(_flat((*args, *kwargs.values())))
     wanted = next((x for x in inputs if isinstance(x, torch.device)), None)
     simulated = [x for x in inputs if isinstance(x, SimTensor)]
@@ -70,7 +70,7 @@ def compute(operation, args: tuple, kwargs: dict[str, Any]) -> Any:
     raw_kwargs = {key: _mapped(_unwrapped, value) for key, value in kwargs.items()}
     result = operation(*_mapped(_unwrapped, args), **raw_kwargs)
 
-    wrapper = {id(x.raw): x for x in simulated}  # an operation in place returns what it got
+    wrapper = {id(x.raw): x for x in simulated}  # an in-place operation returns its argument
     is_on_device = wanted.type == "sim" if wanted is not None else bool(simulated)
 
     def wrapped(x: Any) -> Any:
@@ -82,7 +82,7 @@ def compute(operation, args: tuple, kwargs: dict[str, Any]) -> Any:
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    """The values, and the elements of lists and tuples among them."""
+    """Yields the values, with nested lists and tuples flattened."""
     for value in values:
         if isinstance(value, (list, tuple)):
             yield from _flat(value)
@@ -91,7 +91,7 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
 
 
 def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
-    """What the function gives for `x`, or for the elements of a list or tuple."""
+    """Applies the function to `x`, or to each element of a list or tuple."""
     if isinstance(x, (list, tuple)):
         return type(x)([_mapped(function, element) for element in x])
     return function(x)
@@ -104,7 +104,7 @@ def _unwrapped(x: Any) -> Any:
 
 
 def _check_devices(operation, inputs: list[Any]) -> None:
-    """As CUDA does: all tensors on one device, but for scalars, and indices on the CPU."""
+    """Raises unless all tensors are on `sim`. CPU scalars and CPU indices are allowed, as on CUDA."""
     others = [x for x in inputs if isinstance(x, torch.Tensor) and not isinstance(x, SimTensor)]
     strangers = [x for x in others if x.dim() > 0]
     if str(operation).removeprefix("aten.") in INDEXING or operation.__name__ in INDEXING:
@@ -116,7 +116,7 @@ def _check_devices(operation, inputs: list[Any]) -> None:
 
 
 class SimModule:
-    """What `torch.sim` is."""
+    """The module `torch.sim`, which torch expects of every backend."""
 
     def is_initialized(self) -> bool:
         return True
@@ -137,19 +137,20 @@ class SimModule:
         return [torch.bfloat16]
 
     def manual_seed_all(self, seed: int) -> None:
-        """Generators are made for their purpose; none is global."""
+        """Does nothing, as the device has no global generator."""
 
     def empty_cache(self) -> None:
-        """No memory is kept."""
+        """Does nothing, as no memory is cached."""
 
 
 def install() -> None:
-    """Registers the device, with the shims."""
+    """Registers the device and applies the patches."""
     devices.NAMES = r"cpu|sim:0"
     backend_registration._setup_privateuseone_for_python_backend("sim", SimModule())
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign]
-    install.library = torch.library.Library("aten", "IMPL")  # it ends with the last reference
+    # An attribute, since the registration ends when the library's last reference is gone.
+    install.library = torch.library.Library("aten", "IMPL")
     install.library.impl("empty.memory_format", _empty, "PrivateUse1")
     install.library.impl("empty_strided", _empty_strided, "PrivateUse1")
     install.library.impl("_copy_from", _copy_from, "PrivateUse1")
@@ -160,7 +161,7 @@ def install() -> None:
 
 
 def _with_a_mask(attention):
-    """Attention whose causal mask is on the device of its query."""
+    """Wraps attention so that its causal mask is on the query's device."""
 
     def run(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, **options):
         if is_causal:
@@ -188,6 +189,6 @@ _default = torch.device("cpu")
 
 
 def use(device: str) -> None:
-    """Makes accelerate take this device for the one of the machine."""
+    """Makes this device accelerate's default."""
     global _default
     _default = torch.device(device)

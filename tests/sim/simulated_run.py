@@ -1,7 +1,7 @@
-"""A run of every learner on the CPU and on the simulated accelerator: `simulated_run.py FOLDER`.
+"""Runs every learner on the CPU and on the simulated accelerator: `simulated_run.py FOLDER`.
 
-Writes FOLDER/results.json: of each learner the numbers of metrics.jsonl by device; and what a planted mistake raises.
-The device stays registered in a process, so test_simulated.py runs this in one of its own.
+Writes FOLDER/results.json with each learner's metrics by device, and the error that a planted mistake raises.
+The device stays registered in a process, so test_simulated.py starts this script in a separate process.
 """
 
 import json
@@ -51,17 +51,17 @@ def numbers(record: dict) -> dict:
 
 
 def planted_mistake(folder) -> str:
-    """The error where a learner's advantages are on the CPU."""
+    """Returns the error that is raised if a learner's advantages are on the CPU."""
     trainer = trainer_on("sim:0", folder, "ppo")
     learner = trainer.agents[0].learner
     targets = learner.targets
 
-    def elsewhere(*args):
+    def targets_on_the_cpu(*args):
         result = targets(*args)
         result.advantages = result.advantages.cpu()
         return result
 
-    learner.targets = elsewhere
+    learner.targets = targets_on_the_cpu
     try:
         trainer.iteration(0)
     except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Every learner on a simulated accelerator: no device mistakes, and the CPU's numbers."""
+"""On a simulated accelerator, every learner makes no device mistake and gives the same metrics as on the CPU."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def results(tmp_path_factory) -> dict:
 @pytest.mark.parametrize(
     "algorithm", ["ppo", "grpo", "dr_grpo", "dapo", "gspo", "rloo", "reinforce"]
 )
-def test_metrics_are_those_of_the_cpu(results, algorithm):
+def test_metrics_equal_those_on_the_cpu(results, algorithm):
     on_cpu, on_sim = results[algorithm]["cpu"], results[algorithm]["sim:0"]
     assert len(on_cpu) == 4
     for record, expected in zip(on_sim, on_cpu, strict=True):

@@ -1,4 +1,4 @@
-"""The study of runs written by hand, from their folders or as a frame."""
+"""Studies of hand-made runs, read from folders or built as data frames."""
 
 import pandas as pd
 
@@ -7,12 +7,16 @@ from study.frame import LIMIT, SHORTEST, assemble
 
 
 def compared(tmp_path):
-    """The study of the runs in a folder."""
+    """Returns a study of the runs in a folder."""
     return read_runs(sorted(path for path in tmp_path.iterdir() if path.is_dir()))
 
 
 def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
-    """Runs by hand. `groups`: by name, a function of seed, iteration and role to task reward, KL and distinct-2."""
+    """Returns a study of hand-made runs.
+
+    Args:
+        groups: For each group's name, a function from seed, iteration and role to task reward, KL and distinct-2.
+    """
     runs, metrics = [], []
     for name, values in groups.items():
         for seed in range(seeds):

@@ -1,4 +1,4 @@
-"""A small experiment, and the runs that it plans."""
+"""A small experiment and its planned runs."""
 
 from study.experiment_file import read_experiment
 from study.plan import plan
@@ -16,6 +16,6 @@ scales:
 
 
 def planned_in(tmp_path, text=SMALL, scale="tiny", changes=None):
-    """The runs of an experiment's text."""
+    """Writes an experiment's file and returns the planned runs."""
     (tmp_path / "trial.yaml").write_text(text)
     return plan(read_experiment(tmp_path / "trial.yaml"), scale, changes or {}, tmp_path / "runs")

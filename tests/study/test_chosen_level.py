@@ -1,4 +1,4 @@
-"""KL at the level that a rule chooses from the first seeds; frontiers; tables without rows."""
+"""The KL at a task reward level chosen from the first seeds; frontiers of reward and KL; tables without rows."""
 
 import math
 
@@ -14,18 +14,21 @@ from study.equal_reward import at_chosen_levels, chosen_level
 from study.frontier import apart, beaten, frontiers_apart
 from study.readings import fitted_kl
 
-LEVELS = (0.9, 1.0, 1.1, 1.2)
+LEVELS = (0.9, 1.0, 1.1, 1.2)  # task rewards
 
 
 def reader(seed, k, role):
-    """Task reward rises by 0.02 an iteration: to 1.18, but for the sixth seed. Log KL is twice the task reward."""
+    """Task reward rises by 0.02 an iteration, for the observer to 1.18; the sixth seed has 0.5 less.
+
+    The log of the KL is twice the task reward.
+    """
     start = 0.4 if role == "observer" else 0.0
     reward = start + 0.02 * k - 0.5 * (seed == 5)
     return reward, math.exp(2 * reward), 1.0
 
 
 def partner(seed, k, role):
-    """The same with half the KL, from 0 on."""
+    """Task reward rises from 0 by 0.03 an iteration. At equal task reward, the KL is half of `reader`'s."""
     reward = 0.03 * k - 0.5 * (seed == 5)
     return reward, 0.5 * math.exp(2 * reward), 1.0
 
@@ -41,11 +44,11 @@ def test_the_level_is_the_highest_that_the_first_seeds_reach(study):
     names = ("reader", "partner")
     assert chosen_level(first, names, "observer", LEVELS) == 1.1
     assert chosen_level(first, names, "observer", [1.3, 1.5]) is None
-    # The reader's observer begins at 0.4, also where others are compared.
+    # A level must be above the start of every group, compared or not. The reader's observer starts at 0.4.
     assert chosen_level(first, ("partner", "partner"), "observer", [0.4]) is None
     assert chosen_level(first, names, "observer", [0.3, 0.4]) is None
     assert chosen_level(first, names, "observer", [0.3, 0.41]) == 0.41
-    # From 0.4 the reader comes 0.78 higher, but above 0.4 begins neither.
+    # With `rise`, levels count from a group's start. The reader rises by 0.78, so it reaches 0.7 but not 0.8.
     assert chosen_level(first, names, "observer", [0.3, 0.7, 0.8], rise=True) == 0.7
 
 
@@ -55,7 +58,7 @@ def test_groups_are_compared_at_their_level_seed_by_seed(study):
         "partner", "reader", "observer", "6",
     )  # fmt: skip
     assert row["level"] == "1.1"
-    # The sixth seed of the reader ends at 0.68, the partner's at 0.67.
+    # The sixth seed does not reach the level: it ends at 0.68 (reader) and 0.67 (partner).
     assert row["runs there"] == "5, 5"
     assert row["ratio there"].startswith("0.50 (0.50 to 0.50) lower")
     assert row["ratio there"].endswith("lower")
@@ -63,22 +66,22 @@ def test_groups_are_compared_at_their_level_seed_by_seed(study):
     assert (row["level"], row["ratio there"]) == ("none", "")
 
 
-def test_a_rise_is_from_the_own_start(study):
+def test_a_rise_is_measured_from_a_groups_own_start(study):
     k = np.arange(40)
     rows = study.metrics
     rows = rows[(rows["group"] == "reader") & (rows["seed"] == 0) & (rows["role"] == "observer")]
     assert len(rows) == len(k)
-    # Just below 0.5, which is a point of the grid: rounding decides whether a fit reaches that point.
+    # Just below 0.5, where rounding would decide whether a fit reaches the level.
     level = 0.4999
     assert fitted_kl(rows, level, 9.0, rise=True) == pytest.approx(math.exp(1.8), rel=1e-3)
     assert fitted_kl(rows, level, 9.0) == pytest.approx(math.exp(1.0), rel=1e-3)
     (row,) = at_chosen_levels(study, [("partner", "reader", "observer")], [0.5], rise=True)
-    # 0.5 * exp(1.0) over exp(1.8), and of the sixth seed, 0.5 lower, over exp(0.8) at 0.4 - 0.5 + 0.5.
+    # The partner's KL is 0.5 * exp(1.0), the reader's exp(1.8). In the sixth seed, both start 0.5 lower.
     assert row["rise"] == "0.5"
     assert row["ratio there"].startswith(f"{0.5 * math.exp(-0.8):.2f} (")
 
 
-def test_a_tick_stands_where_all_hold_together(study):
+def test_a_tick_marks_differences_that_hold_after_holms_correction(study):
     compared = [("partner", "reader", "observer"), ("reader", "PPO", "pioneer")]
     corrected = at_chosen_levels(study, compared, LEVELS, corrected=True)
     assert corrected[0]["ratio there"].endswith("lower ✓")
@@ -88,7 +91,7 @@ def test_a_tick_stands_where_all_hold_together(study):
 
 
 def frontier_study():
-    """PPO's points (KL, task reward): (1, 0), (3, 1). CORY's: (0.5, 0), (2, 1). Lazy's: (2, 0.4), (4, 1)."""
+    """Returns a study of three families with two runs each; `points` has task reward and KL."""
     points = {
         "PPO, eta 1": (0.0, 1.0),
         "PPO, eta 2": (1.0, 3.0),
@@ -108,22 +111,22 @@ def frontier_study():
     return study
 
 
-def test_a_run_is_beaten_where_a_frontier_earns_more_at_its_kl():
+def test_a_run_is_beaten_if_another_frontier_earns_more_at_its_kl():
     rows = {(row["family"], row["ppo.init_kl_coef"]): row for row in beaten(frontier_study())}
-    # At a KL of 1 CORY's line is at 1/3; at 3 its highest is 1, no more than PPO's.
+    # CORY's frontier has a reward of 1/3 at a KL of 1, and of 1 at 3, where PPO also has 1.
     assert rows["PPO", "1"]["beaten by CORY"] == "5 of 5"
     assert rows["PPO", "2"]["beaten by CORY"] == "0 of 5"
-    # At a KL of 2 PPO's line is at 0.5.
+    # PPO's frontier has a reward of 0.5 at a KL of 2.
     assert rows["lazy", "1"]["beaten by PPO"] == "5 of 5"
-    assert rows["CORY", "1"]["beaten by PPO"] == "0 of 5"  # PPO has no KL as low
+    assert rows["CORY", "1"]["beaten by PPO"] == "0 of 5"  # no PPO run has so low a KL
     assert rows["CORY", "2"]["beaten by PPO"] == "0 of 5"
     assert rows["PPO", "1"]["beaten by PPO"] == ""
 
 
-def test_held_out_the_kl_of_both_calls_counts():
-    """In one call CORY's frontier beats PPO's first run; in two, by the KL of both, PPO's beats CORY's.
+def test_held_out_frontiers_use_the_kl_of_all_calls():
+    """With one call, CORY's frontier beats PPO's first run. With two, whose KL is larger, PPO's beats CORY's.
 
-    The second runs have the highest task reward, which no frontier exceeds.
+    No frontier exceeds the task reward of the second runs.
     """
     study = frontier_study()
     names = [name for name in study.groups if not name.startswith("lazy")]
@@ -150,9 +153,10 @@ def test_held_out_the_kl_of_both_calls_counts():
         beaten(study, 3)
 
 
-def test_hypervolumes_are_apart_seed_by_seed():
+def test_hypervolumes_are_compared_seed_by_seed():
     study = frontier_study()
-    # From the worst task reward, 0, and KL, 4: CORY's are 1 * 2, PPO's 1 * 1, of all 1 * 2.
+    # From the reference point (task reward 0, KL 4), the hypervolume is 1 * 2 for CORY and 1 * 1 for PPO.
+    # It is given as a share of 1 * 2, the hypervolume of all runs.
     assert apart(study, "CORY", "PPO").value == pytest.approx(0.5)
     (row,) = frontiers_apart(study, [("CORY", "PPO")])
     assert row["hypervolume, difference"].startswith("+0.50 ")
@@ -160,8 +164,8 @@ def test_hypervolumes_are_apart_seed_by_seed():
         frontiers_apart(study, [("GRPO", "PPO")])
 
 
-def test_a_seed_that_lacks_a_group_is_left_out():
-    """As while an experiment is under way: PPO has five seeds, the others four."""
+def test_a_seed_without_runs_of_all_groups_is_left_out():
+    """In an unfinished experiment, PPO has five seeds and the others four."""
     study = frontier_study()
     half_made = (study.final["seed"] == 4) & ~study.final["group"].str.startswith("PPO")
     study.final = study.final[~half_made]
@@ -184,8 +188,8 @@ def test_a_table_without_rows_says_so(tmp_path, monkeypatch):
             tables.table(f"held_out {folder}")
 
 
-def test_a_tick_of_times_to_collapse_is_corrected_for():
-    """PPO collapses after 20 iterations or so, the others later or not at all."""
+def test_only_primary_comparisons_of_times_to_collapse_get_a_tick():
+    """PPO collapses after about 20 iterations, the other groups later."""
 
     def collapsing(after):
         return lambda seed, k, role: (0.0, 60.0 if k > after + seed % 2 else 1.0, 1.0)

@@ -1,4 +1,4 @@
-"""A run has one colour on all figures of a page; PPO's and CORY's are the same on every page."""
+"""A group has one colour in all figures of a page. PPO and CORY have the same colours on every page."""
 
 import pytest
 from handmade import compared
@@ -12,14 +12,14 @@ PPO, CORY = "#c1440e", "#1f6fb4"
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figures that were drawn, which are not saved."""
+    """Collects drawn figures instead of saving them."""
     figures = []
     monkeypatch.setattr(plots, "save", lambda figure, path: figures.append(figure))
     return figures
 
 
 def colours_of_lines(figure, groups):
-    """By group, the colours of the lines whose labels begin with its name."""
+    """Returns, for each group, the colours of the lines whose labels begin with its name."""
     lines = [line for axis in figure.axes for line in axis.get_lines()]
     return {
         group: {line.get_color() for line in lines if line.get_label().startswith(group)}
@@ -27,7 +27,7 @@ def colours_of_lines(figure, groups):
     }
 
 
-def test_a_run_has_the_same_colour_in_curves_and_paths_whatever_it_is_called(tmp_path, drawn):
+def test_a_group_has_the_same_colour_in_curves_and_paths_whatever_its_name(tmp_path, drawn):
     agents = {"a_pair": 2, "b_single": 1, "c_pair": 2, "d_single": 1}
     for group, count in agents.items():
         for seed in range(2):
@@ -41,13 +41,13 @@ def test_a_run_has_the_same_colour_in_curves_and_paths_whatever_it_is_called(tmp
     assert len(set.union(*in_curves.values())) == 4
 
 
-def test_more_groups_than_colours_never_have_those_of_ppo_and_cory_again():
+def test_many_groups_never_repeat_the_colours_of_ppo_and_cory():
     assert {PPO, CORY}.isdisjoint(run_plots.colours(30)[2:])
 
 
 @pytest.mark.parametrize("pairs", [3, 5])
-def test_a_legend_is_on_the_figure_beside_the_panels(tmp_path, drawn, pairs):
-    """Below the panels, or beside the rows of small multiples."""
+def test_a_legend_fits_the_figure_and_covers_no_panel(tmp_path, drawn, pairs):
+    """The legend is below the panels, or beside the rows of small multiples."""
     for number in range(pairs):
         write_run(
             tmp_path / f"pair-credit=causal-learning_rate={number}e-05-{'name' * 9}-seed0", agents=2

@@ -1,4 +1,4 @@
-"""Frames, tables and pages of runs, by hand-worked cases."""
+"""Data frames, tables and pages that compare runs, on hand-worked cases."""
 
 import json
 
@@ -16,7 +16,10 @@ from study.held_out import Answering, against_rivals, held_out
 
 
 def test_groups_final_values_and_differences(tmp_path):
-    """Rewards rise from 0.1 a seed by 0.1 an iteration; agent_2 earns 1 more. The last ten of 12 have mean 0.65."""
+    """Rewards start at 0.1 * seed and rise by 0.1 an iteration; agent_2 earns 1 more.
+
+    The last ten of 12 iterations have a mean rise of 0.65.
+    """
     for seed in range(3):
         make_run(tmp_path / f"alone-seed{seed}", seed, reward=0.1 * seed, kl=1.0)
         make_run(tmp_path / f"pair-seed{seed}", seed, agents=2, reward=0.1 * seed, kl=2.0 + seed)
@@ -27,7 +30,7 @@ def test_groups_final_values_and_differences(tmp_path):
     assert alone["task reward"] == "0.75 ± 0.25"  # 0.1 * t(0.975, 2) / sqrt(3)
     assert alone["combined reward"] == "0.45 ± 0.25"
     assert pair["KL"] == "3.00 ± 2.48"
-    # 0.5 more reward, and 0.3 times 1, 2 and 3 more KL
+    # The pair has 0.5 more reward; by seed, its KL is 1, 2 and 3 higher, with a coefficient of 0.3.
     assert pair["difference, combined reward"] == "-0.10 (-0.85 to +0.65)"
     by_agent = {row["agent"]: row["task reward"] for row in ends_by_agent(study)}
     assert by_agent["alone"] == by_agent["pair agent_1"] == "0.75 ± 0.25"
@@ -42,14 +45,14 @@ def test_frames_are_written_and_read_again(tmp_path):
     again = read_study(tmp_path)
     assert again.groups == study.groups == ["2", "None"]
     for name in ("metrics", "final"):
-        frames = [getattr(one, name)[["group", "seed", "agent", "kl"]] for one in (study, again)]
+        frames = [getattr(s, name)[["group", "seed", "agent", "kl"]] for s in (study, again)]
         pd.testing.assert_frame_equal(*frames, check_dtype=False)
     before = (tmp_path / "metrics.csv.gz").read_bytes()
     write_study(again, tmp_path)
     assert (tmp_path / "metrics.csv.gz").read_bytes() == before
 
 
-def test_runs_of_a_group_differ_in_their_seed_alone(tmp_path):
+def test_runs_of_a_group_may_differ_only_in_their_seed(tmp_path):
     make_run(tmp_path / "a-seed0")
     make_run(tmp_path / "a-seed1", 1, changes={"ppo.learning_rate": 0.5})
     with pytest.raises(UserError, match=r"ppo\.learning_rate"):
@@ -61,7 +64,7 @@ def test_runs_of_a_group_differ_in_their_seed_alone(tmp_path):
         command_line([str(tmp_path / "none"), "--out", str(tmp_path / "out")])
 
 
-def test_groups_are_called_by_what_they_differ_in(tmp_path):
+def test_groups_are_named_after_the_settings_in_which_they_differ(tmp_path):
     common = "-batch_size=16-mini_batch_size=16-dataset=train.parquet-seed0"
     for name, agents in (
         ("imdb_cory_tiny-credit=own", 2),
@@ -82,7 +85,8 @@ def test_a_team_reward_is_part_of_the_combined_reward(tmp_path):
     assert compared(tmp_path).final["combined_reward"].item() == pytest.approx(0.45 + 2.0 - 0.3)
 
 
-def test_the_seconds_of_a_run_are_those_of_all_its_iterations_also_of_a_resumed_one(tmp_path):
+def test_a_runs_seconds_are_summed_over_all_lines_of_timings(tmp_path):
+    """So a resumed run counts all of its iterations."""
     folder = make_run(tmp_path / "a-seed0", iterations=2)
     lines = [{"seconds_total": 2.0}, {"seconds_total": 2.0, "seconds_evaluate": 1.0}]
     write_lines(folder / "timings.jsonl", lines)
@@ -90,7 +94,7 @@ def test_the_seconds_of_a_run_are_those_of_all_its_iterations_also_of_a_resumed_
 
 
 def held(study, rows):
-    """Held-out rows by hand: group, seed, answers, calls, task reward, KL and the KL of all calls."""
+    """Adds hand-made held-out rows to a study."""
     columns = ["group", "seed", "answers", "calls", "task_reward", "kl", "chain_kl"]
     frame = pd.DataFrame(rows, columns=columns).assign(combined_reward=0.0)
     frame["agent"] = frame["answers"].str.partition(" after ")[0]
@@ -100,7 +104,7 @@ def held(study, rows):
 
 
 def test_held_out_methods_are_compared_at_equal_calls():
-    """One call: a pair's agents earn 1 and 3. Two calls: 5 in the order of training, 7 in the other. eta is 0.3."""
+    """CORY's agents earn 1 and 3 alone, and as a chain 5 or, in the other order, 7. The KL coefficient is 0.3."""
     study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)), seeds=2)
     rows = []
     for seed in range(2):
@@ -116,7 +120,7 @@ def test_held_out_methods_are_compared_at_equal_calls():
     ppo, cory = held_out(study)
     assert ppo["one call"] == "1.50 ± 6.35" and cory["one call"] == "2.00 ± 0.00"
     assert cory["difference, one call"] == "+0.50 (-5.85 to +6.85)"
-    assert cory["two calls"] == "4.80 ± 0.00"  # 6 - 0.3 * 4
+    assert cory["two calls"] == "4.80 ± 0.00"  # 6 - 0.3 * 4, the mean of both orders
     assert cory["two calls, own KL"] == "5.70 ± 0.00"
     assert cory["difference, two calls"] == "+3.40 (+3.40 to +3.40)"
     study.runs["fixed_roles"] = study.runs["group"] == "CORY"
@@ -124,7 +128,7 @@ def test_held_out_methods_are_compared_at_equal_calls():
 
 
 def test_a_way_of_answering_without_a_reward_has_no_verdict():
-    """As rows with fewer calls than a chain, of a task whose only reward is the team's."""
+    """Single calls have no reward if the task's only reward is the team's."""
     study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)))
     rows = [
         (group, seed, answers, calls, 1.0, 0.0, 0.0)
@@ -139,7 +143,7 @@ def test_a_way_of_answering_without_a_reward_has_no_verdict():
     ]
 
 
-def test_a_rival_is_shown_over_the_seeds_that_the_chain_has():
+def test_a_rivals_mean_uses_only_the_chains_seeds():
     study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)))
     rows = [("CORY", seed, "agent_1", 1, 3.0, 0.0, 0.0) for seed in range(3)]
     rows += [("PPO", seed, "agent_1", 1, 1.0 + 9 * (seed > 2), 0.0, 0.0) for seed in range(5)]
@@ -152,7 +156,7 @@ def test_a_rival_is_shown_over_the_seeds_that_the_chain_has():
     assert (chain["n"], rival["n"], rival["task reward"]) == ("3", "3", "1.00 ± 0.00")
 
 
-def test_an_agent_that_is_frozen_beside_another_is_no_part_of_a_mean():
+def test_a_groups_mean_leaves_out_its_frozen_agents():
     """The frozen pioneer has a reward of 0 and a KL of 0, the observer 2 and 1."""
     rewards = {"pioneer": (0.0, 0.0, 1.0), "observer": (2.0, 1.0, 1.0)}
     study = make_study(
@@ -172,8 +176,8 @@ def test_an_agent_that_is_frozen_beside_another_is_no_part_of_a_mean():
 @pytest.mark.parametrize(
     ("seeds", "word"), [(4, "no verdict from fewer than 5 seeds"), (5, "higher")]
 )
-def test_the_page_says_in_words_what_a_difference_means(seeds, word):
-    """Held out in two calls and in one, without chains in one; else at the end of training."""
+def test_the_page_states_verdicts_in_words(seeds, word):
+    """Verdicts are on held-out rewards with two calls and with one, or else on the end of training."""
     study = make_study(
         dict.fromkeys(["PPO", "CORY", "alone"], lambda *_: (1.0, 1.0, 1.0)), seeds=seeds
     )
@@ -205,14 +209,14 @@ def test_each_value_of_a_key_has_its_own_baseline():
     assert study.base_of("CORY, eta 2") == "PPO, eta 2" and study.baseline == "PPO"
 
 
-def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
+def test_a_page_is_made_from_stored_rows_alone(tmp_path, capsys):
     study = make_study(dict.fromkeys(["PPO", "CORY"], lambda s, k, r: (k / 20, 1.0, 1.0)), seeds=3)
     study.runs.loc[0, ["stopped_by", "iterations"]] = ["guards.stop_at_kl", 38]
     (tmp_path / "rows").mkdir()
     write_study(study, tmp_path / "rows")
     out = tmp_path / "out"
     out.mkdir()
-    (out / "frontier.png").touch()  # of an earlier page
+    (out / "frontier.png").touch()  # left from an earlier page
     command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "CORY"])
     text = (out / "comparison.md").read_text()
     assert "Differences are to CORY" in text and "guards.stop_at_kl" in text
@@ -227,13 +231,13 @@ def test_a_page_is_drawn_from_the_rows_alone(tmp_path, capsys):
         command_line([str(tmp_path / "rows"), "--out", str(out), "--baseline", "GRPO"])
 
 
-def test_a_pattern_that_names_logs_alone_is_refused(tmp_path):
+def test_a_pattern_that_matches_only_logs_is_refused(tmp_path):
     (tmp_path / "a-seed0.log").touch()
     with pytest.raises(UserError, match="expected folders of runs"):
         command_line([str(tmp_path / "a-seed0.log"), "--out", str(tmp_path / "out")])
 
 
-def test_a_file_as_folder_and_a_run_without_metrics_are_refused(tmp_path):
+def test_a_file_as_output_folder_and_a_run_without_metrics_are_refused(tmp_path):
     run = make_run(tmp_path / "a-seed0")
     (tmp_path / "file").touch()
     for out in ("file", "file/inside"):

@@ -1,4 +1,4 @@
-"""Iterations to a reward, and squared gradient norms, on runs that are written by hand."""
+"""Iterations until a reward is reached, and squared gradient norms, on hand-made runs."""
 
 import pandas as pd
 import pytest
@@ -8,7 +8,7 @@ from study.frame import Study
 
 
 def make_study(slow: int):
-    """Rewards rise by 0.05 an iteration up to 0.66. The rival is `slow` iterations later, with twice the gradients."""
+    """Rewards rise by 0.05 an iteration up to 0.66. The rival is `slow` iterations later, with twice the gradient."""
     runs, metrics = [], []
     for seed in range(5):
         for group, delay, norm in (("ours", 0, 1.0), ("rival", slow, 2.0)):
@@ -18,7 +18,7 @@ def make_study(slow: int):
             for k in range(40):
                 reward = min(0.66, 0.05 * max(0, k - delay - seed))
                 line = {"group": group, "seed": seed, "iteration": k}
-                # After the tenth iteration gradients are not counted.
+                # Gradients count only in the first ten iterations.
                 size = norm * (1 + seed / 10) if k < 10 else 100.0
                 metrics.append(
                     {**line, "role": "pioneer", "task_reward": 0.0, "gradient_norm": size}
@@ -32,7 +32,7 @@ def make_study(slow: int):
 @pytest.mark.parametrize("slow", [0, 4])
 def test_the_rival_is_later_and_its_gradients_are_larger(slow):
     later, larger = confirmed(make_study(slow), "ours", "rival")
-    # The mean of ten rewards that rise by 0.05 is 0.6 when the newest are 0.66; every run gets there.
+    # The running mean over ten iterations reaches 0.6 in every run, since rewards end at 0.66.
     assert later["measure"] == "iterations to 0.6" and later["n"] == "5"
     assert float(later["rival"]) - float(later["ours"]) == pytest.approx(slow)
     assert later["difference or ratio"].startswith(f"{slow:+.1f}")
@@ -44,12 +44,12 @@ def test_the_rival_is_later_and_its_gradients_are_larger(slow):
     )
 
 
-def test_a_level_that_not_all_reach_does_not_count():
+def test_a_level_must_be_reached_by_nine_of_ten_runs():
     study = make_study(0)
     high = (study.metrics["group"] == "rival") & (study.metrics["seed"] == 4)
     study.metrics.loc[high & (study.metrics["role"] == "observer"), "task_reward"] = 0.25
     later, _ = confirmed(study, "ours", "rival")
-    assert later["measure"] == "iterations to 0.6"  # nine of ten do
+    assert later["measure"] == "iterations to 0.6"  # nine of ten runs reach it
     low = (study.metrics["group"] == "rival") & (study.metrics["seed"] >= 3)
     study.metrics.loc[low & (study.metrics["role"] == "observer"), "task_reward"] = 0.25
     later, _ = confirmed(study, "ours", "rival")

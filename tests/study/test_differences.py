@@ -1,4 +1,4 @@
-"""Groups against the baseline, with Holm's correction over the table."""
+"""Differences between groups and the baseline, with Holm's correction over the table."""
 
 import pandas as pd
 import pytest
@@ -7,8 +7,8 @@ from study.differences import differences
 from study.frame import Study
 
 
-class Fixed(Study):
-    """Of which group the baseline is."""
+class AgainstGRPO(Study):
+    """A study whose baseline is always the group GRPO."""
 
     def base_of(self, name):
         return "GRPO"
@@ -21,21 +21,19 @@ def study():
     runs, final, held_out = [], [], []
     for group, reward, share in (("GRPO", 0.5, 0.4), ("DAPO", 0.7, 0.4)):
         for seed in seeds:
-            of_run = {"group": group, "seed": seed}
-            runs.append({**of_run, "fixed_roles": False})
-            # The share differs by noise alone, in either direction.
+            run = {"group": group, "seed": seed}
+            runs.append({**run, "fixed_roles": False})
+            # The share of groups with equal rewards differs only by noise.
             difference = noise[seed] if group == "DAPO" else 0.0
             values = {"kl": 1.0, "frac_reward_zero_std": share + difference}
-            final.append({**of_run, "agent": "agent_1", **values})
+            final.append({**run, "agent": "agent_1", **values})
             for calls, answers in ((1, "agent_1"), (2, "agent_2 after agent_1")):
-                of_calls = {"answers": answers, "agent": answers.split()[0], "calls": calls}
-                held_out.append(
-                    {**of_run, **of_calls, "task_reward": calls * (reward + difference)}
-                )
-    return Fixed(*map(pd.DataFrame, (runs, [], final, held_out)))
+                row = {"answers": answers, "agent": answers.split()[0], "calls": calls}
+                held_out.append({**run, **row, "task_reward": calls * (reward + difference)})
+    return AgainstGRPO(*map(pd.DataFrame, (runs, [], final, held_out)))
 
 
-def test_each_metric_has_its_difference_and_what_holds(study):
+def test_each_metric_has_its_difference_and_a_verdict(study):
     first, second = differences(study, ["held out: task_reward", "frac_reward_zero_std"])
     assert (first["metric"], first["group"], first["n"]) == ("held out: task reward", "DAPO", "5")
     assert first["mean of GRPO"].startswith("0.500") and first["mean"].startswith("0.700")
@@ -44,7 +42,7 @@ def test_each_metric_has_its_difference_and_what_holds(study):
     assert second["difference"] == "+0.000 (-0.020 to +0.020) undecided"
 
 
-def test_a_seed_of_one_group_alone_does_not_count(study):
+def test_a_seed_that_only_one_group_has_does_not_count(study):
     is_last = (study.final["group"] == "GRPO") & (study.final["seed"] == 4)
     study.final = study.final[~is_last]
     (row,) = differences(study, ["frac_reward_zero_std"])
@@ -58,6 +56,6 @@ def test_groups_can_be_named(study):
     assert differences(study, [metric], groups=["GRPO"]) == []  # the baseline
 
 
-def test_an_evaluation_in_two_calls(study):
+def test_held_out_rows_of_two_calls_can_be_chosen(study):
     (row,) = differences(study, ["held out: task_reward"], calls=2)
     assert row["difference"] == "+0.400 (+0.361 to +0.439) higher ✓"

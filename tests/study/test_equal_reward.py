@@ -1,4 +1,4 @@
-"""KL at equal task reward and the time to collapse, against cases worked by hand."""
+"""The KL at equal task reward and the time to collapse, on hand-worked cases."""
 
 import json
 
@@ -15,19 +15,19 @@ from study.equal_reward import common_levels, kl_at, running_means
 from study.frame import LIMIT, SHORTEST, assemble, read_study, write_study
 
 
-def test_the_kl_is_that_of_the_iterations_that_first_reach_the_level():
-    """Task reward k / 10: the mean of iterations 1 to 10 is 0.55, of 0 to 9 only 0.45. KL k: a mean of 5.5."""
+def test_the_kl_is_averaged_over_the_first_ten_iterations_that_reach_the_level():
+    """The task reward is k / 10, with a mean of 0.45 in iterations 0 to 9 and 0.55 in 1 to 10. The KL is k."""
     study = make_study({"PPO": lambda seed, k, role: (k / 10, k, 1.0)}, seeds=2)
     means = running_means(study, "pioneer")
     assert kl_at(means, 0.5).to_dict() == {
         ("PPO", 0): pytest.approx(5.5),
         ("PPO", 1): pytest.approx(5.5),
     }
-    assert not len(kl_at(means, 4.0))  # the last ten have 3.45
+    assert not len(kl_at(means, 4.0))  # the last ten iterations have a mean of 3.45
 
 
-def test_levels_are_those_that_nine_in_ten_runs_of_every_group_reach():
-    """PPO's ten runs end at 1.1, but one at 0.3; CORY's at 0.8, but two at 0.6. All start at 0.1."""
+def test_levels_are_reached_by_nine_in_ten_runs_of_every_group():
+    """Nine of PPO's ten runs end at 1.1 and one at 0.3. Eight of CORY's end at 0.8 and two at 0.6."""
 
     def ppo(seed, k, role):
         return (0.1 if k < 20 else 0.3 if seed == 0 else 1.1), 0.0, 1.0
@@ -40,17 +40,17 @@ def test_levels_are_those_that_nine_in_ten_runs_of_every_group_reach():
     )
     assert levels == [0.25, 0.5]
     alone = common_levels(running_means(make_study({"PPO": ppo}, seeds=10), "pioneer"), 0.25)
-    assert alone == [0.25, 0.5, 0.75, 1.0]  # 9 of 10
+    assert alone == [0.25, 0.5, 0.75, 1.0]  # reached by 9 of 10
     high = common_levels(
         running_means(make_study({"PPO": lambda s, k, r: (0.6, 0.0, 1.0)}), "pioneer"), 0.25
     )
-    assert high == []  # 0.25 and 0.5 it has from its start
+    assert high == []  # runs start above 0.25 and 0.5
     short = make_study({"PPO": ppo}, iterations=9)
     assert common_levels(running_means(short, "pioneer"), 0.25) == []
 
 
-def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
-    """Distinct-2 falls from 1 to 0.2 after iteration 15: the mean of ten is 0.44 with 7 of them, in iteration 22."""
+def test_collapse_is_judged_by_an_agents_mean_over_ten_iterations():
+    """Distinct-2 falls from 1 to 0.2 after iteration 15. In iteration 22, the mean over ten is 0.44."""
 
     def ppo(seed, k, role):
         return 1.0, 1.0, (0.2 if k > 15 and seed < 3 else 1.0)
@@ -62,7 +62,7 @@ def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
     times = collapse_times(study)
     texts, kl = times["texts"], times["kl"]
     assert texts["PPO"].dropna().tolist() == [23, 23, 23] and kl["PPO"].isna().all()
-    # Of the observer: 6 of ten iterations at 90 have a mean of 54.4.
+    # The observer's KL is 90 in 6 of ten iterations, which gives a mean of 54.4.
     assert kl["CORY"].tolist() == [36] * 5 and texts["CORY"].isna().all()
     rows = collapses(study)
     assert [row["collapsed"] for row in rows] == ["3 of 5", "5 of 5"]
@@ -73,16 +73,17 @@ def test_the_time_to_collapse_is_that_of_the_last_ten_iterations_of_an_agent():
 
 
 def stopped(folder, guard):
-    """Ends a run by hand after its recorded iterations, of 30 planned ones."""
+    """Rewrites a run's files as if a guard had ended it before 30 planned iterations."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
     summary = {"stopped": True, "stopped_by": guard}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
-def test_a_run_that_the_guard_has_ended_above_the_bound_has_collapsed_then(tmp_path):
-    """The mean of its last ten iterations is below it. One that a lower guard has ended has not collapsed, nor has one
-    that no guard has ended.
+def test_a_run_that_a_guard_ends_above_the_kl_bound_has_collapsed(tmp_path):
+    """Seed 0 counts although the mean of its last ten iterations is below the bound.
+
+    Seed 1 was ended by a guard below the bound, and no guard ended seed 2, so they have not collapsed.
     """
     make_run(tmp_path / "run-seed2", seed=2, iterations=30)
     for seed in range(2):
@@ -96,17 +97,17 @@ def test_a_run_that_the_guard_has_ended_above_the_bound_has_collapsed_then(tmp_p
 
     study = compared(tmp_path)
     write_study(study, tmp_path)
-    for of_run in (study, read_study(tmp_path)):
-        times = collapse_times(of_run).droplevel("group")
+    for same_study in (study, read_study(tmp_path)):
+        times = collapse_times(same_study).droplevel("group")
         assert times["kl"].fillna(0).to_dict() == {0: 12, 1: 0, 2: 0}
         assert times["texts"].isna().all()
-        (row,) = collapses(of_run)
+        (row,) = collapses(same_study)
         assert (row["collapsed"], row["mean of min(T, 30)"]) == ("1 of 3", "24.0 ± 25.8")
-        assert of_run.ended_early["seed"].tolist() == [0, 1]
+        assert same_study.ended_early["seed"].tolist() == [0, 1]
 
 
-def test_an_agent_in_several_roles_has_collapsed_by_the_mean_over_them():
-    """Here of the KL of the role that is listed first."""
+def test_the_collapse_of_an_agent_in_several_roles_is_judged_by_the_mean_over_roles():
+    """Only the first role's KL rises, to 120, so the mean over both roles is 60.5."""
 
     def both_roles(seed, k, role):
         return 1.0, (120.0 if k >= 30 and role == "pioneer" else 1.0), 1.0
@@ -114,18 +115,20 @@ def test_an_agent_in_several_roles_has_collapsed_by_the_mean_over_them():
     study = make_study({"CORY": both_roles}, roles=("pioneer", "observer"), seeds=1)
     metrics = study.metrics.assign(agent="agent_1").drop(columns="combined_reward")
     one_agent = assemble(study.runs, metrics)
-    assert collapse_times(one_agent)["kl"].tolist() == [39]  # nine times 60.5 of ten
+    assert collapse_times(one_agent)["kl"].tolist() == [39]  # when nine of ten iterations have 60.5
 
 
 def test_answers_of_one_word_do_not_collapse():
-    """They have no distinct-2 that could fall."""
+    """Their distinct-2 is 0 from the start and cannot fall."""
     study = make_study({"PPO": lambda *_: (1.0, 1.0, 0.0)})
     assert collapse_times(study)["texts"].isna().all()
 
 
-def test_distinct_2_is_held_against_the_untrained_agent_at_the_same_length():
-    """Untrained it is exp(-length / 10), in first batches of 4 to 12 tokens. PPO's responses grow from there to 14
-    tokens and repeat no more than that; CORY's shrink to 4 and repeat as those of 14 did.
+def test_distinct_2_is_compared_with_the_untrained_agent_at_the_same_length():
+    """The untrained agents' distinct-2 is exp(-length / 10), measured in first batches of 4 to 12 tokens.
+
+    PPO's responses grow to 14 tokens and have the distinct-2 expected at that length. CORY's shrink to 4 tokens but
+    have the distinct-2 of 14 tokens, so they have collapsed.
     """
     study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)))
     first_length = 4.0 + 2 * study.metrics["seed"].astype(float)
@@ -139,14 +142,14 @@ def test_distinct_2_is_held_against_the_untrained_agent_at_the_same_length():
     assert texts["PPO"].isna().all()
     assert texts["CORY"].notna().all()
 
-    # Where no length is drawn, the first iterations are taken as they are: a mean of exp(-0.8).
+    # With a fixed length limit, the reference is the mean of the first iterations, about exp(-0.8).
     study.runs[SHORTEST] = study.runs[LIMIT]
     assert collapse_times(study)["texts"].isna().all()
     study.metrics.loc[~starts, "distinct_2"] = 0.49 * np.exp(-0.8)
     assert collapse_times(study)["texts"].notna().all()
 
 
-def test_nothing_collapses_and_lengths_differ():
+def test_without_a_collapse_no_difference_is_given_and_planned_lengths_must_agree():
     study = make_study({"PPO": lambda *_: (1.0, 1.0, 1.0), "CORY": lambda *_: (1.0, 1.0, 1.0)})
     assert [row["difference"] for row in collapses(study)] == ["", ""]
     study.runs.loc[study.runs["group"] == "CORY", "planned"] = 50
@@ -154,7 +157,7 @@ def test_nothing_collapses_and_lengths_differ():
         collapses(study)
 
 
-def test_a_run_that_its_kl_has_ended_before_ten_iterations_counts_with_what_it_has(tmp_path):
+def test_a_run_ended_by_its_kl_before_ten_iterations_counts_with_the_mean_of_these(tmp_path):
     for seed, guard in enumerate(["guards.stop_at_kl", "guards.patience"]):
         folder = make_run(tmp_path / f"run-seed{seed}", seed=seed, iterations=4, kl=60.0)
         stopped(folder, guard)

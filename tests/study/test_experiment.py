@@ -1,4 +1,4 @@
-"""Planning and running experiments."""
+"""Experiments: planning, running on this machine, evaluation and result rows."""
 
 import csv
 import gzip
@@ -41,7 +41,7 @@ def test_every_experiment_validates_at_every_scale(path, tmp_path):
         assert len(planned) % len(scale.seeds) == 0
 
 
-def test_runs_have_groups_folders_and_commands_of_their_own(tmp_path):
+def test_each_planned_run_has_a_group_a_folder_and_a_command(tmp_path):
     planned = planned_in(tmp_path)
     assert [item.group for item in planned[::2]] == [
         "PPO, learning_rate 0.0001",
@@ -56,7 +56,7 @@ def test_runs_have_groups_folders_and_commands_of_their_own(tmp_path):
     assert first.command[-5:-3] == ["--seed=0", "--output"]
 
 
-def test_a_key_about_several_agents_leaves_ppo_as_it_is(tmp_path):
+def test_values_of_a_key_for_several_agents_do_not_multiply_ppos_runs(tmp_path):
     text = SMALL.replace("ppo.learning_rate", "cory.weight").replace("[1.0e-4, 1.0e-3]", "[0, 1]")
     groups = [item.group for item in planned_in(tmp_path, text)[::2]]
     assert groups == ["PPO", "CORY, weight 0.0", "CORY, weight 1.0"]
@@ -85,7 +85,7 @@ def test_a_wrong_experiment_is_refused_by_its_key(tmp_path, old, new, key):
         planned_in(tmp_path, SMALL.replace(old, new))
 
 
-def test_a_scale_that_is_none_or_needs_a_folder_is_refused(tmp_path):
+def test_an_unknown_scale_and_a_scale_without_its_needed_settings_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"scale: "):
         planned_in(tmp_path, scale="paper")
     needs = SMALL.replace("values:", "needs: [model.name], values:")
@@ -93,7 +93,11 @@ def test_a_scale_that_is_none_or_needs_a_folder_is_refused(tmp_path):
         planned_in(tmp_path, needs)
     planned = planned_in(tmp_path, needs, changes={"model.name": "a/b"})
     assert planned[0].settings["model"]["name"] == "a/b"
-    for key in ("ppo.learning_rate", "cory.exchange_period", "seed"):  # which it varies
+    for key in (
+        "ppo.learning_rate",
+        "cory.exchange_period",
+        "seed",
+    ):  # set by the experiment itself
         with pytest.raises(UserError, match=f"--set: .*{key}"):
             planned_in(tmp_path, changes={key: "7"})
 
@@ -117,9 +121,9 @@ rows = [{"name": name, "task_reward_ci": 1.0, **metrics} for name in names]
 
 @pytest.fixture
 def judged(tmp_path, monkeypatch):
-    """An experiment of PPO at two learning rates and two seeds, with an evaluation, whose runs end at once.
+    """An experiment with PPO at two learning rates and two seeds, whose runs and evaluations are simulated.
 
-    Returns the runs that were made, in their order.
+    Returns the list to which each run is added when it is made.
     """
     (tmp_path / "judge.py").write_text(JUDGE)
     text = SMALL[: SMALL.index("  CORY:")] + SMALL[SMALL.index("scales:") :]
@@ -151,9 +155,9 @@ def rows_of(tmp_path, out="a"):
     return list(csv.DictReader(open(tmp_path / "results" / out / "runs.csv")))
 
 
-def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judged):
+def test_each_completed_run_is_evaluated_and_its_row_written(tmp_path, judged):
     trial(tmp_path)
-    assert [item.seed for item in judged] == [0, 0, 1, 1]  # seed by seed
+    assert [item.seed for item in judged] == [0, 0, 1, 1]  # all runs of a seed before the next
     rows = rows_of(tmp_path)
     first, second = "PPO, learning_rate 0.0001", "PPO, learning_rate 0.001"
     in_order = [(first, "0"), (first, "1"), (second, "0"), (second, "1")]
@@ -165,26 +169,26 @@ def test_each_run_that_has_ended_is_evaluated_and_its_row_written(tmp_path, judg
     assert len(list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))) == 4 * 3
     assert "Held out" in (out / "comparison.md").read_text() and (out / "frontier.png").exists()
     assert not list((tmp_path / "runs").rglob("checkpoints"))
-    # The first run is named each time, so that the base answers once.
+    # Every evaluation also names the first run, so that the base is evaluated only once.
     names = [item.folder.name for item in judged]
     calls = (tmp_path / "runs/tiny/trial/evaluation/calls.txt").read_text().splitlines()
     assert calls == [names[0], *(f"{names[0]} {name}" for name in names[1:])]
 
 
-def test_a_run_with_a_row_is_not_made_again_also_on_another_machine(tmp_path, judged):
+def test_a_run_with_a_row_is_not_repeated_even_on_another_machine(tmp_path, judged):
     trial(tmp_path, "--seeds", "1")
     assert len(judged) == 2
     before = rows_of(tmp_path)
     trial(tmp_path, runs="elsewhere")
     assert [item.seed for item in judged[2:]] == [1, 1]
     assert [row for row in rows_of(tmp_path) if row["seed"] == "0"] == before
-    # To measure a run again, its row is deleted.
+    # Deleting a run's row makes the experiment repeat the run.
     runs = tmp_path / "results/a/runs.csv"
     whole = read_study(runs.parent)
     runs.write_text("".join(runs.read_text().splitlines(keepends=True)[:-1]))
     trial(tmp_path, runs="third")
     assert len(judged) == 5 and len(rows_of(tmp_path)) == 4
-    # The old ones leave the other files, too.
+    # The repeated run's old rows are also removed from the other files.
     for frame in FRAMES:
         assert len(getattr(read_study(runs.parent), frame)) == len(getattr(whole, frame))
 
@@ -231,14 +235,14 @@ def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path,
     assert len(rows_of(tmp_path)) == 4
 
 
-def test_agents_are_removed_if_asked_but_for_the_first_run_s(tmp_path, judged):
+def test_discard_agents_removes_all_agents_except_the_first_runs(tmp_path, judged):
     trial(tmp_path, "--discard-agents")
     assert [path.parent for path in (tmp_path / "runs").rglob("agent_1")] == [judged[0].folder]
 
 
 def test_the_larger_toy_policy_needs_a_checkout(tmp_path, monkeypatch):
     planned = planned_in(tmp_path, changes={"model.name": "tiny_large"})
-    monkeypatch.setattr(planning, "ROOT", tmp_path)  # as of a wheel, which has no toys
+    monkeypatch.setattr(planning, "ROOT", tmp_path)  # like an installed wheel, without toys/
     with pytest.raises(UserError, match="tiny_large: expected a file of a checkout"):
         experiment._make_missing_models(planned)
 
@@ -251,7 +255,7 @@ time.sleep(60)
 """
 
 
-def test_programs_run_on_this_machine_and_are_ended_with_it(tmp_path):
+def test_local_runs_get_their_threads_and_are_ended_with_the_driver(tmp_path):
     first, second, third = planned_in(tmp_path)[:3]
 
     def program(item, code):
@@ -267,12 +271,12 @@ def test_programs_run_on_this_machine_and_are_ended_with_it(tmp_path):
     engines.run_here([counts, fails], 2, 5, note)
     assert ended == {first.folder: 0, second.folder: 3} and counts.log.read_text() == "5\n"
 
-    def end_it():
+    def end_this_process():
         while not (tmp_path / "ready").exists():
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=end_it).start()
+    threading.Thread(target=end_this_process).start()
     with pytest.raises(KeyboardInterrupt):
         engines.run_here([program(third, STOPPED), counts], 1, 1, note)
     assert ended[third.folder] == 143 and counts.log.read_text() == "5\n"

@@ -1,4 +1,4 @@
-"""Intervals, frontiers and hypervolumes against hand-worked cases and scipy."""
+"""Confidence intervals, frontiers and hypervolumes against hand-worked cases and scipy."""
 
 import math
 
@@ -18,15 +18,15 @@ from study.intervals import (
 )
 
 
-def test_an_interval_over_seeds_is_student_s():
+def test_an_interval_over_seeds_is_students():
     # mean 2, standard deviation 1, t(0.975, 2) = 4.303: half-width 4.303 / sqrt(3)
     value, low, high, n, p = over_seeds([1.0, 2.0, 3.0])
     assert (value, n) == (2.0, 3) and high - 2.0 == pytest.approx(2.0 - low) == pytest.approx(
         4.3027 / math.sqrt(3), 1e-4
     )
     values = np.random.default_rng(0).normal(size=7)
-    theirs = stats.ttest_1samp(values, 0.0).confidence_interval()
-    assert over_seeds(values)[1:3] == pytest.approx((theirs.low, theirs.high))
+    expected = stats.ttest_1samp(values, 0.0).confidence_interval()
+    assert over_seeds(values)[1:3] == pytest.approx((expected.low, expected.high))
     assert over_seeds(values).p == pytest.approx(stats.ttest_1samp(values, 0.0).pvalue)
     assert p == pytest.approx(stats.ttest_1samp([1.0, 2.0, 3.0], 0.0).pvalue)
     assert over_seeds([1.0, 1.0]) == (1.0, 1.0, 1.0, 2, 0.0)
@@ -36,29 +36,30 @@ def test_an_interval_over_seeds_is_student_s():
 
 
 def test_groups_are_paired_by_seed():
-    ours = pd.Series({0: 1.0, 1: 5.0, 2: 9.0})
-    theirs = pd.Series({2: 8.0, 0: 0.0, 1: 4.0, 7: 100.0})
-    assert difference(ours, theirs)[:3] == (1.0, 1.0, 1.0)  # the seeds' differences are all 1
-    assert difference(ours, theirs[[2, 0, 1]])[:3] == (1.0, 1.0, 1.0)
-    others = pd.Series({3: 0.0, 4: 4.0, 5: 8.0})
-    welch = stats.ttest_ind(ours, others, equal_var=False)
+    group = pd.Series({0: 1.0, 1: 5.0, 2: 9.0})
+    baseline = pd.Series({2: 8.0, 0: 0.0, 1: 4.0, 7: 100.0})
+    assert difference(group, baseline)[:3] == (1.0, 1.0, 1.0)  # the difference is 1 in every seed
+    assert difference(group, baseline[[2, 0, 1]])[:3] == (1.0, 1.0, 1.0)
+    other_seeds = pd.Series({3: 0.0, 4: 4.0, 5: 8.0})
+    welch = stats.ttest_ind(group, other_seeds, equal_var=False)
     low, high = welch.confidence_interval()
-    apart = difference(ours, others)
-    assert apart == (1.0, pytest.approx(low), pytest.approx(high), 3, pytest.approx(welch.pvalue))
-    assert math.isnan(difference(ours[:1], theirs[:1]).low)
+    unpaired = difference(group, other_seeds)
+    assert unpaired[:4] == (1.0, pytest.approx(low), pytest.approx(high), 3)
+    assert unpaired.p == pytest.approx(welch.pvalue)
+    assert math.isnan(difference(group[:1], baseline[:1]).low)
 
 
 def test_holm_corrects_for_the_number_of_hypotheses():
-    """Held against 0.05 / 4, / 3, / 2 and / 1: the third fails, and with it the fourth."""
+    """Sorted p-values are compared with 0.05 / 4, 0.05 / 3, 0.05 / 2 and 0.05. The third fails, so the fourth does."""
     assert holm([0.04, 0.01, 0.03, 0.015]) == [False, True, False, True]
-    assert holm([0.03, 0.04]) == [False, False]  # the smallest at 0.05 / 2, before the next
+    assert holm([0.03, 0.04]) == [False, False]  # the smaller exceeds 0.05 / 2
     assert holm([0.02, 0.04]) == [True, True]
     assert holm([0.04, math.nan]) == [True, False]
     assert holm([0.06, math.nan]) == [False, False]
     assert holm([]) == []
 
 
-def test_a_ratio_is_that_of_the_seeds():
+def test_a_ratio_is_a_geometric_mean_over_seeds():
     assert ratio(pd.Series({0: 2.0, 1: 8.0}), pd.Series({0: 1.0, 1: 1.0})).value == pytest.approx(
         4.0
     )
@@ -75,7 +76,7 @@ def test_frontier_and_hypervolume():
     assert hypervolume([], (0, 0)) == hypervolume([(0, 5)], (0, 0)) == 0.0
 
 
-def test_an_interval_is_printed_where_there_is_one():
+def test_an_estimate_without_an_interval_is_printed_alone():
     assert Interval(-0.17, -0.3, 0.1, 3).text("+.2f") == "-0.17 (-0.30 to +0.10)"
     assert Interval(-0.17, math.nan, math.nan, 1).text("+.2f") == "-0.17"
     assert Interval(0.701, 0.681, 0.721, 3).plus_minus(0, percent=True) == "70 ± 2 %"

@@ -1,4 +1,4 @@
-"""KL where the fitted task reward reaches a level, against runs whose task reward and KL are known polynomials."""
+"""The KL at which the fitted task reward reaches a level, on runs whose task reward and KL are known functions."""
 
 import numpy as np
 import pandas as pd
@@ -10,17 +10,17 @@ from study.frame import LIMIT, SHORTEST
 from study.method import against_one_agent
 from study.readings import first_passage_kl, fitted_kl, monotone_kl
 
-LENGTHS = np.random.default_rng(0).uniform(4, 14, 100)  # of the responses of each iteration
+LENGTHS = np.random.default_rng(0).uniform(4, 14, 100)  # mean response length by iteration
 
 
 def reward_at(k, length):
-    """1 at iteration 60 and a length of 9, where a longer response earns 0.2 more."""
+    """Returns the task reward, 1 at iteration 60 and length 9. Each further token earns 0.2 more."""
     t = k / 100
     return 2 * t - 0.2 - t * (t - 0.6) * (1 - t**2) + 0.2 * (length - 9)
 
 
 def kl_at(k, length):
-    """exp(-3 + 3.6) = 1.822 at iteration 60 and a length of 9; longer responses have a higher KL, too."""
+    """Returns the KL, exp(-3 + 3.6) = 1.822 at iteration 60 and length 9. Longer responses have a higher KL."""
     return np.exp(-3 + 6 * k / 100 + 0.1 * (length - 9))
 
 
@@ -36,35 +36,35 @@ def run_of(kl=kl_at):
     )
 
 
-def test_the_kl_is_that_of_the_polynomials_at_one_length():
-    """Also where the first iteration has no KL, as before an update."""
+def test_the_fit_finds_the_kl_at_a_given_length():
+    """The first iteration's KL is 0, as before any update, and does not disturb the fit."""
     rows = run_of()
     rows.loc[0, "kl"] = 0.0
     assert fitted_kl(rows, 1.0, 9.0) == pytest.approx(np.exp(0.6), rel=1e-6)
-    # At a length of 10 the level is reached where the task reward at 9 is 0.8.
+    # At length 10, the level is reached where the task reward at length 9 is 0.8.
     k = np.arange(0, 99.05, 0.1)
     first = k[(reward_at(k, 10.0) >= 1.0).argmax()]
     assert fitted_kl(rows, 1.0, 10.0) == pytest.approx(kl_at(first, 10.0), rel=1e-6)
 
 
-def test_a_run_that_never_reaches_the_level_has_no_kl():
+def test_a_run_without_the_level_without_kl_or_with_few_iterations_has_no_reading():
     assert np.isnan(fitted_kl(run_of(), 5.0, 9.0))
     assert np.isnan(fitted_kl(run_of(lambda k, length: 0 * k), 1.0, 9.0))
     assert np.isnan(fitted_kl(run_of().head(5), 0.0, 9.0))
 
 
-def test_a_monotone_fit_reads_the_same_curve_at_the_same_length():
-    """Its steps are whole iterations, so it is up to one iteration late: a factor of exp(0.06)."""
+def test_a_monotone_fit_gives_the_same_kl_at_the_same_length():
+    """The monotone fit has a step per iteration, so its KL may be too high by a factor of exp(0.06)."""
     rows = run_of()
     assert monotone_kl(rows, 1.0, 9.0) == pytest.approx(np.exp(0.6), rel=0.07)
     assert np.isnan(monotone_kl(rows, 5.0, 9.0))
-    # A dip after the level was reached is averaged into the steps around it; the KL before stays.
+    # A dip after the level was reached changes only later steps of the fit.
     dipped = rows.assign(task_reward=rows["task_reward"] - 0.5 * (rows["iteration"] > 90))
     assert monotone_kl(dipped, 0.2, 9.0) == pytest.approx(monotone_kl(rows, 0.2, 9.0), rel=0.1)
 
 
-def test_without_a_drawn_length_no_length_is_held():
-    """The reward then rises by iterations alone, whatever lengths responses happen to have."""
+def test_with_a_fixed_length_limit_the_fit_ignores_lengths():
+    """The reward then depends only on the iteration, whatever lengths responses have."""
     rows = run_of().assign(
         task_reward=reward_at(np.arange(100), 9.0), kl=kl_at(np.arange(100), 9.0)
     )
@@ -72,16 +72,16 @@ def test_without_a_drawn_length_no_length_is_held():
         assert reading(rows, 1.0, None) == pytest.approx(np.exp(0.6), rel=0.07)
 
 
-def test_the_first_passage_is_that_of_a_mean_over_ten_iterations():
+def test_first_passage_uses_a_mean_over_ten_iterations():
     k = np.arange(30)
     rows = pd.DataFrame({"iteration": k, "task_reward": k / 10, "kl": 2.0 * k})
-    # Iterations 6 to 15 are the first ten whose mean, 10.5, is at least 10.
+    # Iterations 6 to 15 are the first ten whose mean reward, 1.05, is at least 1. Their mean KL is 2 * 10.5.
     assert first_passage_kl(rows, 1.0) == 2 * 10.5
     assert np.isnan(first_passage_kl(rows, 2.6))
 
 
 def study_of_two(seeds=5):
-    """PPO, and CORY whose pioneer is PPO with twice the KL, whose observer is it with half; agents swap roles.
+    """Returns a study of PPO and CORY. CORY's pioneer has twice PPO's KL and its observer half; agents swap roles.
 
     The task reward of CORY's last seed never reaches 1.
     """
@@ -102,24 +102,25 @@ def study_of_two(seeds=5):
     return study
 
 
-def test_a_pair_is_compared_in_any_role_and_in_one():
-    """In any role an agent's KL is twice PPO's in one iteration and half of it in the next: PPO's, in log."""
+def test_a_pair_is_compared_over_all_roles_and_in_one_role():
+    """Over all roles, an agent's KL alternates between twice and half of PPO's, so the mean log KL is PPO's."""
     study = study_of_two()
     in_any, as_pioneer = primary(study, [("CORY", "PPO")], [1.0], [("any", "ratio at 1")])
     assert (in_any["role"], as_pioneer["role"]) == ("any", "pioneer")
     assert in_any["runs at 1"] == as_pioneer["runs at 1"] == "4, 5"
     assert in_any["n"] == "5"
-    # Of the four seeds that both reach: 1, 2, 3 and 4 times 1.822.
+    # PPO's KL at the level is 1.822 times 1, 2, 3 and 4 in the first four seeds. CORY's fifth never reaches it.
     assert as_pioneer["KL at 1"] == "8.07, 4.03"
     assert as_pioneer["ratio at 1"].startswith("2.00 (2.00 to 2.00)")
     assert float(in_any["ratio at 1"].split()[0]) == pytest.approx(1.0, abs=0.1)
     end = reward_at(np.arange(90, 100), 9.0).mean()
-    assert in_any["task reward"] == f"{end - 0.2:.2f}, {end:.2f}"  # one of five seeds has 1 less
+    # One of CORY's five seeds has 1 less.
+    assert in_any["task reward"] == f"{end - 0.2:.2f}, {end:.2f}"
     assert in_any["difference"].startswith("-0.20 (")
-    # At the end the mean of 2 and 0.5 times PPO's.
+    # At the end, the mean KL is 1.25 times PPO's, the mean of 2 and 0.5.
     assert in_any["ratio"].startswith("1.25 (1.25 to 1.25)")
     assert as_pioneer["ratio"].startswith("2.00 (2.00 to 2.00)")
-    # PPO has no observer, so its one role counts; CORY's has half its KL.
+    # PPO has no observer, so its only role is compared. CORY's observer has half its KL.
     (observer,) = primary(
         study, [("CORY", "PPO")], [1.0], [("observer", "ratio")], roles=["observer"]
     )
@@ -127,8 +128,8 @@ def test_a_pair_is_compared_in_any_role_and_in_one():
     assert observer["ratio"].startswith("0.50 (0.50 to 0.50)")
 
 
-def test_in_any_role_an_agent_that_is_frozen_beside_another_does_not_count():
-    """The pioneer earns nothing and never moves, the observer is PPO with half the KL."""
+def test_a_frozen_agent_does_not_count_in_a_comparison_over_all_roles():
+    """The frozen pioneer earns nothing and has a KL of 0. The observer is PPO with half the KL."""
 
     def ppo(seed, k, role):
         return reward_at(k, 9.0), kl_at(k, 9.0), 1.0
@@ -146,7 +147,7 @@ def test_in_any_role_an_agent_that_is_frozen_beside_another_does_not_count():
     assert row["ratio"].startswith("0.50") and row["ratio at 1"].startswith("0.50")
 
 
-def test_runs_that_shorten_their_responses_do_not_move_another_groups_reading():
+def test_a_group_with_short_responses_does_not_change_the_kl_of_other_groups():
     def ppo(seed, k, role):
         return reward_at(k, LENGTHS[k]), (1 + seed) * kl_at(k, LENGTHS[k]), 1.0
 
@@ -164,8 +165,8 @@ def test_runs_that_shorten_their_responses_do_not_move_another_groups_reading():
     )
 
 
-def test_a_verdict_that_another_reading_does_not_share_is_fragile():
-    """A spike of ten iterations passes a level early and at a high KL, which the fit of all iterations does not."""
+def test_a_verdict_is_fragile_if_another_way_to_read_the_kl_disagrees():
+    """A spike of ten iterations reaches the level early at a high KL. The fit of all iterations ignores it."""
 
     def ppo(seed, k, role):
         return k / 40, (1 + 0.01 * seed) * (1.0 + k / 40), 1.0
@@ -175,7 +176,7 @@ def test_a_verdict_that_another_reading_does_not_share_is_fragile():
         return reward, kl / 2, distinct
 
     def spiked(seed, k, role):
-        """The same, with a spike of ten iterations."""
+        """Like `half`, with a spike of ten iterations."""
         reward, kl, distinct = half(seed, k, role)
         return (reward + 1.0, 9.0, distinct) if 0 < k < 11 else (reward, kl, distinct)
 
@@ -187,8 +188,8 @@ def test_a_verdict_that_another_reading_does_not_share_is_fragile():
     assert rows[1]["verdict"].endswith(", fragile")
 
 
-def test_the_method_against_one_agent_in_one_row():
-    """CORY has PPO's task reward and half its KL, in both roles: at eta 0.3 it is ahead by 0.15 KL."""
+def test_cory_is_compared_with_one_agent_in_one_row():
+    """CORY has PPO's task reward in both roles. Its KL equals PPO's as pioneer and is half of it as observer."""
 
     def ppo(seed, k, role):
         return k / 40, (1 + 0.01 * seed) * (1.0 + k / 40), 1.0
@@ -199,20 +200,21 @@ def test_the_method_against_one_agent_in_one_row():
 
     study = make_study({"PPO": ppo, "CORY": cory}, roles=("pioneer", "observer"), iterations=60)
     (row,) = against_one_agent(study, ["missing", "CORY"], "PPO", [0.5, 1.0])
-    ahead = 0.3 * 0.25 * 1.02 * (1.0 + 54.5 / 40)  # half the KL in one of two roles
+    # Half of the KL is saved in one of two roles, at a KL coefficient of 0.3.
+    ahead = 0.3 * 0.25 * 1.02 * (1.0 + 54.5 / 40)
     assert (
         row["combined reward"].startswith(f"{ahead:+.2f} (")
         and "higher ✓" in row["combined reward"]
     )
     assert row["as pioneer"].startswith("+0.00")
     assert row["level"] == "1"
-    assert row["KL there, ratio"].startswith("0.71 (")  # the square root of one half
+    assert row["KL there, ratio"].startswith("0.71 (")  # the geometric mean of 1 and 0.5
     assert row["two calls - PPO once, both KLs"] == ""
     with pytest.raises(LookupError):
         against_one_agent(study, ["missing"], "PPO", [0.5])
 
 
-def test_only_primary_comparisons_are_corrected_for_and_ticked():
+def test_only_primary_comparisons_are_corrected_and_ticked():
     study = study_of_two(seeds=8)
     compared = [("CORY", "PPO"), ("CORY", "PPO")]
     rows = primary(study, compared, [1.0], [("any", "ratio"), ("pioneer", "ratio at 1")])
@@ -221,7 +223,7 @@ def test_only_primary_comparisons_are_corrected_for_and_ticked():
     assert rows[1]["ratio"].endswith("higher")
 
 
-def test_a_primary_comparison_that_is_not_of_the_table_is_refused():
+def test_a_primary_comparison_outside_the_table_is_refused():
     for wrong in [("any", "ratio at 2"), ("observer", "ratio"), ("any", "KL")]:
         with pytest.raises(LookupError, match="no primary"):
             primary(study_of_two(), [("CORY", "PPO")], [1.0], [wrong])

@@ -1,4 +1,4 @@
-"""Experiments on Ray: the files of `local`, workers and drivers that are killed."""
+"""Experiments on Ray give the same files as local runs, even if drivers and workers are killed."""
 
 import os
 import signal
@@ -35,13 +35,13 @@ scales:
 
 @pytest.fixture(autouse=True)
 def not_starved(monkeypatch):
-    """The cluster's workers get their share of a busy machine."""
+    """Runs Ray's workers at normal priority, so that a busy machine does not starve them."""
     monkeypatch.setenv("RAY_worker_niceness", "0")
 
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory):
-    """The grid's runs without Ray, in this process: metrics.jsonl by folder name."""
+    """Trains the grid's runs without Ray; returns the bytes of each metrics.jsonl by folder name."""
     folder = tmp_path_factory.mktemp("local")
     (folder / "trial.yaml").write_text(GRID)
     grid = read_experiment(folder / "trial.yaml")
@@ -60,7 +60,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 def trainings(folder: Path) -> dict[int, int]:
-    """Trainings of the grid in a folder that run now: their process, and its parent."""
+    """Returns the training processes of the grid in a folder, as {process id: parent's id}."""
     listed = subprocess.run(
         ["ps", "-wweo", "pid=,ppid=,args="], capture_output=True, text=True
     ).stdout
@@ -81,7 +81,7 @@ def wait_for(condition, seconds: float = 300.0):
 
 
 def command(folder: Path, *flags: str) -> dict:
-    """The arguments of a process that trains the grid in a folder."""
+    """Returns `Popen` arguments for a driver that trains the grid in a folder."""
     line = f"-m study.experiment trial.yaml --runs {folder}/runs --engine ray --cpus 1".split()
     return {
         "args": [sys.executable, *line, *flags],
@@ -93,7 +93,7 @@ def command(folder: Path, *flags: str) -> dict:
 
 @pytest.mark.slow
 def test_killed_drivers_and_workers_lose_nothing(local, tmp_path):
-    """Begun on a Ray of its own, whose driver is killed, and ended on a cluster of two nodes, where a worker is."""
+    """The first driver starts Ray itself and is killed. The second uses a cluster of two nodes and loses a worker."""
     from ray.cluster_utils import Cluster
 
     (tmp_path / "trial.yaml").write_text(GRID)
@@ -101,7 +101,7 @@ def test_killed_drivers_and_workers_lose_nothing(local, tmp_path):
     wait_for(lambda: "[1/3]" in driver.stdout.readline())
     wait_for(lambda: trainings(tmp_path))
     driver.kill()
-    wait_for(lambda: not trainings(tmp_path))  # no orphan goes on training
+    wait_for(lambda: not trainings(tmp_path))  # no orphaned process keeps training
 
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
@@ -113,7 +113,7 @@ def test_killed_drivers_and_workers_lose_nothing(local, tmp_path):
         )
         wait_for(lambda: len(trainings(tmp_path)) == 2 or driver.poll() is not None)
         assert driver.poll() is None, driver.communicate()
-        os.kill(next(iter(trainings(tmp_path).values())), signal.SIGKILL)  # a worker of Ray
+        os.kill(next(iter(trainings(tmp_path).values())), signal.SIGKILL)  # kills a Ray worker
         out, _ = driver.communicate(timeout=300)
     finally:
         cluster.shutdown()

@@ -1,4 +1,4 @@
-"""Runs that start from the agents of other runs of their experiment."""
+"""Runs that start from the agents of other runs in the same experiment."""
 
 import pytest
 from planned import planned_in
@@ -23,7 +23,7 @@ scales:
 """
 
 
-def test_placeholders_are_filled_for_each_run_and_settings_are_alike(tmp_path):
+def test_commands_name_each_runs_own_start_and_recorded_settings_keep_placeholders(tmp_path):
     ppo, _, reader, other = planned_in(tmp_path, TRIAL)
     agent = tmp_path / "runs/tiny/trial/PPO-seed3/agent_1"
     assert agent.parent == ppo.folder and reader.starts_from == (agent,)
@@ -31,18 +31,18 @@ def test_placeholders_are_filled_for_each_run_and_settings_are_alike(tmp_path):
     assert f'"name": "{agent}"' in flag
     assert other.starts_from == (tmp_path / "runs/tiny/trial/PPO-seed4/agent_1",)
     assert ppo.starts_from == () and not ppo.missing
-    # What a row records does not depend on the machine.
+    # A row records the placeholders, which do not depend on the machine.
     name = "{runs}/PPO-seed{seed}/agent_1"
     assert reader.settings["agents"][0]["model"]["name"] == name
 
 
 @pytest.mark.parametrize("folder", ["GRPO-seed{seed}", "reader-seed{seed}", "PPO-seed7"])
-def test_a_run_starts_from_one_of_a_group_before(tmp_path, folder):
+def test_a_run_can_only_start_from_an_earlier_group(tmp_path, folder):
     with pytest.raises(UserError, match=r"runs\.reader: "):
         planned_in(tmp_path, TRIAL.replace("PPO-seed{seed}", folder))
 
 
-def test_a_run_whose_start_is_missing_is_not_begun(tmp_path):
+def test_a_run_is_not_started_if_its_starting_agent_is_missing(tmp_path):
     reader = planned_in(tmp_path, TRIAL)[2]
     ended = []
     engines.run_here([reader], 1, 1, lambda item, status, seconds: ended.append(status))
@@ -50,14 +50,14 @@ def test_a_run_whose_start_is_missing_is_not_begun(tmp_path):
     assert not reader.log.exists()
 
 
-def test_ray_does_not_keep_the_order_and_is_refused(tmp_path, monkeypatch):
+def test_ray_is_refused_since_it_does_not_keep_the_order_of_runs(tmp_path, monkeypatch):
     (tmp_path / "trial.yaml").write_text(TRIAL)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="--engine: "):
         experiment.command_line(["trial.yaml", "--engine", "ray"])
 
 
-def test_agents_from_which_others_start_are_not_discarded(tmp_path, monkeypatch):
+def test_agents_that_other_runs_start_from_are_not_discarded(tmp_path, monkeypatch):
     (tmp_path / "trial.yaml").write_text(
         TRIAL.replace("seeds: [3, 4]", "seeds: [3, 4], evaluate: imdb_train/evaluate.py")
     )
@@ -79,14 +79,14 @@ def test_agents_from_which_others_start_are_not_discarded(tmp_path, monkeypatch)
 
 
 def results_of(tmp_path, name, folder, text, scale="tiny"):
-    """The results of an experiment in a folder under results/, and its runs."""
+    """Returns an experiment's results in a folder under results/, and its planned runs."""
     (tmp_path / f"{name}.yaml").write_text(text)
     planned = plan(read_experiment(tmp_path / f"{name}.yaml"), scale, {}, tmp_path / "runs")
     out = tmp_path / "results" / folder
     return Results(out, name, scale, planned, None, "PPO"), planned
 
 
-def test_rows_are_taken_from_the_folder_that_has_them_at_the_scale(tmp_path):
+def test_rows_are_taken_from_the_results_folder_of_the_same_scale(tmp_path):
     text = TRIAL.partition("  reader:")[0] + "scales:" + TRIAL.partition("scales:")[2]
     text += '  large: {config: "configs/imdb/tiny.yaml", seeds: [3], flags: {iterations: 4}}\n'
     for folder, scale in (("first", "large"), ("first_small", "tiny")):

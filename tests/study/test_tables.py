@@ -1,4 +1,4 @@
-"""Tables of pages, written from the files under results/."""
+"""Tables in pages are written from the files under results/."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from study.frame import read_study
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
-    """A repository with one experiment's results, those of a chain and its rivals, and a page."""
+def repository(tmp_path, monkeypatch):
+    """A repository with one page and the results of one experiment, a chain and its rivals."""
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "pages", lambda: [tmp_path / "README.md"])
     (tmp_path / "results").mkdir()
@@ -20,8 +20,8 @@ def here(tmp_path, monkeypatch):
 ROOT = tables.ROOT
 
 
-def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
-    page = here / "README.md"
+def test_a_table_is_written_and_a_changed_number_is_found(repository, capsys):
+    page = repository / "README.md"
     page.write_text(
         '# Page\n\n<!-- table: held_out credit groups="PPO" -->\nold\n<!-- end -->\n\nProse.\n'
     )
@@ -44,8 +44,8 @@ def test_a_table_is_written_and_a_changed_number_is_found(here, capsys):
         tables.command_line(["--check"])
 
 
-def test_a_table_without_its_end_is_refused_and_nothing_is_written(here):
-    page = here / "README.md"
+def test_a_table_without_its_end_is_refused_and_nothing_is_written(repository):
+    page = repository / "README.md"
     table = "<!-- table: held_out credit groups=PPO -->\n"
     for text in (f"{table}Prose.\n", f"{table}Prose.\n\n{table}<!-- end -->\n"):
         page.write_text(text)
@@ -54,8 +54,8 @@ def test_a_table_without_its_end_is_refused_and_nothing_is_written(here):
         assert page.read_text() == text
 
 
-def test_a_chain_against_its_rivals(here):
-    page = here / "README.md"
+def test_a_chain_is_compared_with_its_rivals(repository):
+    page = repository / "README.md"
     rivals = "PPO: agent_1|base (untrained): base after itself"
     described = f'rivals credit chain="CORY, causal: agent_2 after agent_1" rivals="{rivals}" metric=combined_reward'
     page.write_text(f"<!-- table: {described} -->\n<!-- end -->\n")
@@ -74,21 +74,21 @@ def test_a_chain_against_its_rivals(here):
     assert rows[3][2:4] == ["", f"{base:.2f}"]
     assert rows[3][4].startswith(f"{chain.mean() - base:+.2f} (")
 
-    # With the KL of the answer alone a chain has more, a single agent the same.
+    # If only the last answer's KL counts, the chain's combined reward rises and a single agent's stays.
     rows_by_seed = held_out.loc[("CORY, causal", "agent_2 after agent_1")].set_index("seed")
-    own = rows_by_seed["task_reward"] - 0.05 * rows_by_seed["kl"]
+    last_call = rows_by_seed["task_reward"] - 0.05 * rows_by_seed["kl"]
     assert rows[0][5:] == [
         "combined reward, own KL",
         "CORY, causal minus it, own KL (over seeds) |",
     ]
-    assert rows[1][5].startswith(f"{own.mean():.2f} ± ")
+    assert rows[1][5].startswith(f"{last_call.mean():.2f} ± ")
     assert rows[2][5] == rows[2][3] and rows[3][5] == rows[3][3]
-    assert rows[2][6].startswith(f"{(own - ppo).mean():+.2f} (")
+    assert rows[2][6].startswith(f"{(last_call - ppo).mean():+.2f} (")
 
 
-def test_the_tables_of_several_folders_stand_one_below_the_other(here):
-    (here / "results/later").symlink_to(ROOT / "results/imdb_noise_full_kl")
-    page = here / "README.md"
+def test_tables_of_several_folders_are_joined_under_one_heading(repository):
+    (repository / "results/later").symlink_to(ROOT / "results/imdb_noise_full_kl")
+    page = repository / "README.md"
     described = 'held_out "one rate: credit|another: later" groups=PPO'
     page.write_text(f"<!-- table: {described} -->\n<!-- end -->\n")
     tables.command_line([])
@@ -112,7 +112,7 @@ def test_the_tables_of_several_folders_stand_one_below_the_other(here):
         ("rivals credit chain='PPO: agent_1' rivals='CORY, causal: agent_3'", "agent_3"),
     ],
 )
-def test_a_mistake_names_the_page(here, description, message):
-    (here / "README.md").write_text(f"<!-- table: {description} -->\n<!-- end -->\n")
+def test_an_error_in_a_tables_description_names_the_page(repository, description, message):
+    (repository / "README.md").write_text(f"<!-- table: {description} -->\n<!-- end -->\n")
     with pytest.raises(UserError, match=rf"README.md: .*{message}"):
         tables.command_line([])

@@ -1,4 +1,4 @@
-"""A classifier's reward is that of the text alone, whichever head it has and whatever is scored beside it."""
+"""A classifier scores a text the same alone and in a batch, whatever its head."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ SIZES = {
         ("FNet", "another", 1),
     ],
 )
-def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
+def test_a_text_is_scored_in_a_batch_as_alone(tmp_path, family, pad, labels):
     tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
     end = tokenizer.eos_token_id
     pads = {"none": None, "end": end, "another": 7, "beyond the vocabulary": -1}
@@ -51,7 +51,7 @@ def test_a_text_is_scored_as_alone(tmp_path, family, pad, labels):
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
 
-    # A special token that a response spells does not act as one.
+    # A special token that a response spells out is removed.
     completions = [*COMPLETIONS[:-1], COMPLETIONS[-1] + tokenizer.eos_token]
     label, index = (None, 0) if labels == 1 else ("label_1", 1)
     reward = Classifier(str(tmp_path), label, batch_size=3, separator=" ")
@@ -69,7 +69,8 @@ def test_chat_messages_are_refused():
         reward([[{"role": "user", "content": "a film"}]], ["good"])
 
 
-def test_heads_that_want_equally_many_end_tokens_score_one_text_at_a_time(tmp_path):
+def test_texts_with_different_numbers_of_end_tokens_can_be_scored_together(tmp_path):
+    """BART's head requires the same number of end tokens in a batch, so texts are scored one at a time."""
     tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
     end = f" good{tokenizer.eos_token}"
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}
@@ -81,12 +82,12 @@ def test_heads_that_want_equally_many_end_tokens_score_one_text_at_a_time(tmp_pa
     transformers.BartForSequenceClassification(config).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     reward = Classifier(str(tmp_path))
-    # In the prompts, as a response loses the classifier's special tokens.
+    # The end tokens are in the prompts, since special tokens are removed from responses.
     alone = [reward([text], [""])[0] for text in (end, end + end)]
     assert reward([end, end + end], ["", ""]) == pytest.approx(alone)
 
 
-def test_imdb_takes_any_head(tmp_path):
+def test_imdb_accepts_a_classifier_with_a_single_output(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
     config = transformers.GPT2Config(
         vocab_size=len(tokenizer), num_labels=1, eos_token_id=0, bos_token_id=0, **SIZES
@@ -102,7 +103,7 @@ def test_imdb_takes_any_head(tmp_path):
     assert rewards == pytest.approx(Classifier(str(tmp_path))(PROMPTS, COMPLETIONS))
 
 
-def test_an_encoder_is_scored_in_batches():
+def test_an_encoder_scores_texts_in_batches():
     reward = Classifier(str(toy.REWARD_MODEL), "POSITIVE")
     sizes = []
     reward.model.register_forward_pre_hook(

@@ -1,4 +1,4 @@
-"""What settings name as FILE.py:NAME."""
+"""Loading of functions and classes that settings name as FILE.py:NAME."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from cory.run.callback import load_callbacks
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch):
+def workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -24,33 +24,33 @@ def call(name):
     return load_code("task.reward", name).value([""])
 
 
-def test_an_edit_within_a_second_counts(here, monkeypatch):
-    """Of the same length, so that a bytecode cache, which looks at time and size, would be taken for current."""
+def test_an_edit_within_a_second_counts(workdir, monkeypatch):
+    """The edit keeps time and size, so that a bytecode cache would look up to date."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     for number in (1, 2):
-        (here / "rewards.py").write_text(VALUE.format(number))
-        os.utime(here / "rewards.py", (1e9, 1e9))
+        (workdir / "rewards.py").write_text(VALUE.format(number))
+        os.utime(workdir / "rewards.py", (1e9, 1e9))
         assert call("rewards.py:value") == [number]
 
 
-def test_files_beside_it_are_imported_by_a_leading_dot(here):
+def test_neighbouring_files_are_imported_by_a_leading_dot(workdir):
     for folder, number in (("one", 1), ("two", 2)):
-        (here / folder).mkdir()
-        (here / folder / "helper.py").write_text("from .more import number\n")
-        (here / folder / "more.py").write_text(f"number = {number}.0\n")
+        (workdir / folder).mkdir()
+        (workdir / folder / "helper.py").write_text("from .more import number\n")
+        (workdir / folder / "more.py").write_text(f"number = {number}.0\n")
         source = "from . import helper\ndef value(completions):\n    return [helper.number]\n"
-        (here / folder / "rewards.py").write_text(source)
+        (workdir / folder / "rewards.py").write_text(source)
         assert call(f"{folder}/rewards.py:value") == [number]
-    assert str(here) not in sys.path and "helper" not in sys.modules
+    assert str(workdir) not in sys.path and "helper" not in sys.modules
 
 
-def test_a_callback_and_a_reward_of_one_file_share_its_globals(here):
+def test_a_callback_and_a_reward_of_one_file_share_its_globals(workdir):
     callback = (
         "from cory import Callback\nclass Doubles(Callback):\n"
         "    def on_iteration_begin(self, trainer, k):\n        factor[0] *= 2\n"
     )
     reward = "factor = [1.0]\ndef value(completions):\n    return [factor[0]] * len(completions)\n"
-    (here / "both.py").write_text(reward + callback)
+    (workdir / "both.py").write_text(reward + callback)
     (doubles,) = load_callbacks("both.py:Doubles")
     doubles.on_iteration_begin(None, 0)
     assert call("both.py:value") == [2.0]
@@ -64,14 +64,14 @@ def test_a_callback_and_a_reward_of_one_file_share_its_globals(here):
         ("good = 1\n", "'good'"),
     ],
 )
-def test_a_file_that_fails_is_named_with_its_line(here, code, place):
-    (here / "bad.py").write_text(code)
+def test_a_file_that_fails_is_named_with_its_line(workdir, code, place):
+    (workdir / "bad.py").write_text(code)
     with pytest.raises(UserError, match=f"^task.reward: .*{place}"):
         load_code("task.reward", "bad.py:good")
 
 
-def test_a_class_is_no_reward_and_a_function_no_callback(here):
-    (here / "both.py").write_text("class Judge: pass\ndef judge(): pass\n")
+def test_a_class_as_reward_and_a_function_as_callback_are_refused(workdir):
+    (workdir / "both.py").write_text("class Judge: pass\ndef judge(): pass\n")
     assert load_code("callbacks", "both.py:Judge").name == "both.py:Judge"
     for key, name in [("task.reward", "Judge"), ("callbacks", "judge")]:
         with pytest.raises(UserError, match=rf"^{key}: .*{name}"):
@@ -79,16 +79,16 @@ def test_a_class_is_no_reward_and_a_function_no_callback(here):
 
 
 @pytest.mark.parametrize("name", ["rewards.py", "none.py:good", "rewards:good"])
-def test_a_name_of_no_file_is_refused(here, name):
-    (here / "rewards.py").write_text(VALUE.format(1))
+def test_a_name_without_an_existing_file_is_refused(workdir, name):
+    (workdir / "rewards.py").write_text(VALUE.format(1))
     with pytest.raises(UserError, match=r"^task\.reward: "):
         load_code("task.reward", name)
 
 
-def test_code_that_a_run_names_is_announced(here, capsys):
+def test_code_that_a_run_names_is_announced(workdir, capsys):
     task = OwnTaskConfig(reward=["a.py:one", "b.py:two"], metrics="c.py:three")
     config = OwnConfig(task=task, callbacks="d.py:Four")
-    announce_files(here, config, {"task.metrics"}, callbacks=True)
+    announce_files(workdir, config, {"task.metrics"}, callbacks=True)
     error = capsys.readouterr().err
     assert all(name in error for name in ("a.py:one", "b.py:two", "d.py:Four"))
-    assert "c.py" not in error  # the command line names it
+    assert "c.py" not in error  # named on the command line and not by the run

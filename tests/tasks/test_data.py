@@ -1,4 +1,4 @@
-"""Data sets are read as they are written, and a broken one names its file and line."""
+"""Data sets are read without changing values, and errors name a broken file and its line."""
 
 import gzip
 import json
@@ -19,19 +19,19 @@ ROWS += [{"text": "a\u2028b", "at": "null"}]
 
 
 @pytest.mark.parametrize("name", ["train.jsonl", "train.json", "train.jsonl.gz", "train.json.gz"])
-def test_json_keeps_texts(tmp_path, name):
+def test_json_texts_stay_texts(tmp_path, name):
     text = "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS) + "\n\n"
     if "jsonl" not in name:
         text = json.dumps(ROWS, indent=1)
     content = text.encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    for place in (tmp_path, tmp_path / name):
-        rows = load_dataset(str(place), "train", ["text"])
+    for path in (tmp_path, tmp_path / name):
+        rows = load_dataset(str(path), "train", ["text"])
         assert rows.to_list() == ROWS
 
 
 @pytest.mark.parametrize("name", ["train.csv", "train.csv.gz"])
-def test_cells_of_csv_are_texts(tmp_path, name):
+def test_csv_cells_are_texts(tmp_path, name):
     content = b'prompt,answer\nNA,007\n"a, b\nc",\nnull,2026-01-31\n'
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     rows = load_dataset(str(tmp_path / name), "train", ["prompt", "answer"])
@@ -62,13 +62,13 @@ def test_cells_of_csv_are_texts(tmp_path, name):
         ("a.txt", "text", "a.txt"),
     ],
 )
-def test_a_file_that_is_broken_is_named(tmp_path, name, text, place):
+def test_a_broken_file_is_named_with_the_place(tmp_path, name, text, place):
     (tmp_path / name).write_text(text)
     with refuses(place):
         load_dataset(str(tmp_path / name), "train", ["text"])
 
 
-def test_parquet_and_folders_of_save_to_disk(tmp_path):
+def test_parquet_files_and_saved_datasets_are_read(tmp_path):
     rows = datasets.Dataset.from_dict({"text": ["one", "two"], "label": [0, 1]})
     rows.to_parquet(tmp_path / "train.parquet")
     rows.save_to_disk(tmp_path / "single")
@@ -80,7 +80,7 @@ def test_parquet_and_folders_of_save_to_disk(tmp_path):
         load_dataset(str(tmp_path / "splits"), "valid")
 
 
-def test_a_split_is_its_own_file_or_its_parts(tmp_path):
+def test_a_split_is_one_file_or_its_numbered_parts(tmp_path):
     names = ["train", "train_small", "train-dev", "train.old"]
     names += ["part-00000-of-00002", "part-00001-of-00002"]
     for name in names:
@@ -94,7 +94,7 @@ def test_a_split_is_its_own_file_or_its_parts(tmp_path):
         load_dataset(str(tmp_path), "train")
 
 
-def test_what_is_missing_is_named(tmp_path):
+def test_missing_files_and_columns_are_named(tmp_path):
     for name in ("/nowhere/data.csv", "nowhere.jsonl.gz", "./nowhere"):
         with refuses(f"got '{name}'"):
             load_dataset(name, "train")
@@ -103,8 +103,8 @@ def test_what_is_missing_is_named(tmp_path):
         load_dataset(str(tmp_path / "a.csv"), "train", ["review"])
 
 
-def test_the_hub_is_read_by_the_library(monkeypatch):
-    with refuses("'some/data'"):  # these tests are offline
+def test_hub_data_sets_are_read_by_the_datasets_library(monkeypatch):
+    with refuses("'some/data'"):  # the tests run offline
         load_dataset("some/data", "train")
 
     def library(name, subset, split):

@@ -1,4 +1,4 @@
-"""The GSM8K task, its scripts, pass@k and its evaluation."""
+"""The GSM8K task: its reward and prompts, scripts, pass@k and evaluation."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ from gsm8k_train.task import problems, rule_reward, unparseable
 
 @pytest.fixture(scope="session")
 def problem_folder(tmp_path_factory):
-    """Sums as problems in GSM8K's form, train and test."""
+    """A folder with sums as problems in GSM8K's format, train and test."""
     folder = tmp_path_factory.mktemp("problems")
     for split, first in (("train", 1), ("test", 50)):
         rows = [
@@ -60,14 +60,14 @@ def test_rule_reward_reads_only_the_agents_own_answer():
     assert unparseable(completions) == [0, 0, 1, 0]
 
 
-def test_gold_answer_without_a_number(tmp_path):
+def test_a_gold_answer_without_a_number_is_refused(tmp_path):
     rows = [{"question": "a", "answer": "#### 1"}, {"question": "b", "answer": "no number"}]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(UserError, match="row 2"):
         problems(Gsm8kTaskConfig(dataset=str(tmp_path)), "train")
 
 
-def test_papers_prompts():
+def test_prompts_of_the_papers_configuration():
     config = load(Gsm8kConfig, ROOT / "configs/gsm8k/llama2_7b_lr1e-4.yaml", [])
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
     start = (
@@ -81,7 +81,7 @@ def test_papers_prompts():
 
 
 def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypatch):
-    """A policy that rambles on into a new question: nothing after its first `Question:` is trained or handed on."""
+    """If a policy continues with a new question, tokens after its first `Question:` are not trained or passed on."""
     sampling = SamplingConfig(20, 20, stop=["good bad", "Question:"])
     agent = make_agents(replace(config, sampling=sampling))[0]
     texts, completions = [], []
@@ -99,9 +99,7 @@ def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypat
     assert completions == ["some ", whole, " "]
 
 
-def test_a_chat_template_puts_everything_into_one_turn_and_is_given_its_options(
-    tokenizer, monkeypatch
-):
+def test_a_chat_template_gets_the_prompt_as_one_turn_and_its_options(tokenizer, monkeypatch):
     with pytest.raises(UserError, match=r"^model\.chat_template: "):
         encode(tokenizer, ["a"], chat_template=True)
     turn = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -114,13 +112,16 @@ def test_a_chat_template_puts_everything_into_one_turn_and_is_given_its_options(
         ({"enable_thinking": False}, "<user>good film bad<bot>"),
     ):
         assert tokenizer.decode(encode(tokenizer, ["good film"], options)[0]) == text
-    for option in ("thinking", "tokenize"):  # as a template's words go, not their parts
+    # Options that the template does not read, although `thinking` is part of a name in it.
+    for option in ("thinking", "tokenize"):
         with pytest.raises(UserError, match=r"^model\.chat_template: "):
             encode(tokenizer, ["good"], {option: False})
 
 
 @pytest.mark.usefixtures("drawn_figures")
-def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeypatch, command):
+def test_both_scripts_train_and_their_runs_are_evaluated(
+    policy_folder, problem_folder, tmp_path, monkeypatch, command
+):
     flags = [
         f"--model.name={policy_folder}", f"--task.dataset={problem_folder}", "--iterations=1", "--device=cpu",
         "--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--sampling.min_new_tokens=4", "--sampling.max_new_tokens=4",
@@ -146,14 +147,14 @@ def test_scripts_and_evaluation(policy_folder, problem_folder, tmp_path, monkeyp
     assert saved["in_training"] == {"gsm8k_cory_tiny": 0.0, "gsm8k_ppo_tiny": 0.0}
 
 
-def test_generated_problems_are_in_gsm8ks_form():
+def test_generated_problems_are_in_gsm8ks_format_and_correct():
     rng = random.Random(3)
-    made = [toy.problem(rng) for _ in range(400)]
-    assert len(toy.TEMPLATES) >= 36 and {len(p.steps) for p in made} == {1, 2, 3}
-    for p in made:
+    problems_made = [toy.problem(rng) for _ in range(400)]
+    assert len(toy.TEMPLATES) >= 36 and {len(p.steps) for p in problems_made} == {1, 2, 3}
+    for p in problems_made:
         *steps, last = p.answer.split("\n")
         assert re.fullmatch(r"#### \d+", last) and len(steps) == len(p.steps)
-        for step in steps:  # every worked step is right
+        for step in steps:  # check the arithmetic of each step
             expression, result = re.search(r"(\d+(?: [-+*/] \d+)+) = (\d+)", step).groups()
             first, *rest = expression.split()
             total = Fraction(int(first))

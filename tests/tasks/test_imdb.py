@@ -43,7 +43,7 @@ def test_observer_prompt_is_the_papers():
 
 @pytest.fixture(scope="module")
 def run(policy_folder, classifier_folder, reviews, tmp_path_factory) -> Path:
-    """A PPO run of two iterations."""
+    """The folder of a PPO run of two iterations."""
     values = {
         "model.name": policy_folder, "task.reward_model": classifier_folder, "task.dataset": reviews, "iterations": 2,
         "ppo.batch_size": 8, "ppo.mini_batch_size": 8, "device": "cpu",
@@ -57,7 +57,7 @@ def run(policy_folder, classifier_folder, reviews, tmp_path_factory) -> Path:
 def test_evaluation_reports_queries_that_were_trained_on(
     run, reviews, tokenizer, tmp_path, monkeypatch, command
 ):
-    """Those that reviews of both splits begin with."""
+    """Reviews of both splits may begin with the same words."""
     settings = ImdbTaskConfig(dataset=str(reviews), min_chars=0)
     train, asked = (queries(settings, part, tokenizer, 0)["prompt"] for part in ("train", "test"))
     share = sum(query in train for query in asked) / len(asked)
@@ -69,8 +69,8 @@ def test_evaluation_reports_queries_that_were_trained_on(
     assert json.loads(Path("out/evaluation.json").read_text())["in_training"] == {"ppo": share}
 
 
-def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
-    """What a run records is `tiny`, not a folder of this machine."""
+def test_the_name_tiny_is_resolved_but_recorded_as_it_is(tmp_path):
+    """A run records `tiny` and not a folder of this machine."""
     argv = ["--iterations=1", f"--output={tmp_path / 'run'}"]
     argv += ["--ppo.batch_size=4", "--ppo.mini_batch_size=4"]
     config, name = read_config(ImdbConfig, "configs/imdb/tiny.yaml", "imdb_cory", argv=argv)
@@ -84,8 +84,8 @@ def test_tiny_names_are_resolved_and_stay_symbolic(tmp_path):
     assert named == ["tiny"] * 3 and str(ROOT) not in text
 
 
-def test_a_turn_of_a_chat_is_scored_after_a_space_which_the_reward_is_recorded_with():
-    """So that an evaluation of runs with and without turns, which has one reward, warns."""
+def test_a_chat_response_is_scored_after_a_space_and_the_reward_records_that():
+    """An evaluation uses one reward, so it can then warn about runs with and without chat templates."""
     config = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [])
     continued = make_task(config, Dataset.from_dict({"prompt": ["A film"]}))
     config.model.chat_template = True
@@ -95,7 +95,7 @@ def test_a_turn_of_a_chat_is_scored_after_a_space_which_the_reward_is_recorded_w
     assert scores[0] != scores[1] == continued.rewards[0].function(["A film "], ["is good"])
 
 
-def test_held_out_queries_are_not_those_of_training(reviews, policy_folder):
+def test_held_out_queries_need_a_split_other_than_training(reviews, policy_folder):
     config = ImdbConfig(eval_every=2, model=ModelConfig(str(policy_folder)))
     config.task = replace(config.task, dataset=str(reviews / "train.jsonl"), min_chars=0)
     with pytest.raises(UserError, match=r"^task\.dataset: "):

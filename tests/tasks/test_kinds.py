@@ -18,7 +18,7 @@ from imdb_train.config import IMDB, ImdbConfig
 
 
 def test_a_task_has_the_name_of_its_kind(monkeypatch):
-    """Whatever its functions say, as commands find it again by this name."""
+    """Commands find a run's task by this name, so the name set by the task's own code does not count."""
     module = ModuleType("haiku_task")
     module.make_task = lambda config, rows: Task.from_prompts(["Moon."], count_good, RolePrompts())
     monkeypatch.setitem(sys.modules, "haiku_task", module)
@@ -26,7 +26,7 @@ def test_a_task_has_the_name_of_its_kind(monkeypatch):
     assert task.kind == task.fingerprint()["task"] == "haiku"
 
 
-def test_a_name_in_a_run_is_looked_up_and_never_imported(tmp_path):
+def test_a_task_name_in_a_run_is_looked_up_and_never_imported(tmp_path):
     write(tmp_path, fingerprint={"task": "antigravity"})
     with pytest.raises(UserError, match="gsm8k, imdb, own"):
         run_config(tmp_path)
@@ -37,7 +37,7 @@ def write(folder, **settings):
     (folder / "config.yaml").write_text(yaml.safe_dump(settings))
 
 
-def test_a_run_that_was_made_in_python_has_no_kind(tmp_path):
+def test_a_run_made_in_python_has_no_kind(tmp_path):
     for fingerprint in ({}, {"fingerprint": None}, {"fingerprint": {"task": ""}}):
         assert kind_of_run(fingerprint) is None
     write(tmp_path, seed=3, task={"mine": 1})
@@ -45,12 +45,12 @@ def test_a_run_that_was_made_in_python_has_no_kind(tmp_path):
 
 
 @pytest.mark.parametrize(("kind", "config"), [(OWN, OwnConfig), (IMDB, ImdbConfig)])
-def test_a_run_that_was_made_in_python_is_continued_there(kind, config, tmp_path):
+def test_a_run_made_in_python_can_only_be_resumed_in_python(kind, config, tmp_path):
     write(tmp_path, fingerprint={"task": ""})
     with pytest.raises(UserError, match=r"^resume: .* made in Python"):
         kind.make_task(config(resume=str(tmp_path)))
     with pytest.raises(UserError, match=r"^task\.reward: .*--task\.reward"):
-        OWN.make_task(OwnConfig())  # as of such a run's settings
+        OWN.make_task(OwnConfig())  # settings of such a run name no reward
 
 
 def test_an_evaluator_refuses_runs_of_other_tasks(tmp_path):

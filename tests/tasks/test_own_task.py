@@ -1,4 +1,4 @@
-"""Own tasks: prompts and reward files named by settings alone."""
+"""Users' own tasks, whose prompts and rewards are files named in settings."""
 
 import json
 import re
@@ -67,8 +67,8 @@ def write_rows(path: Path, rows) -> None:
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    """An empty folder with prompts and rewards, which is the current one."""
+def workdir(tmp_path, monkeypatch) -> Path:
+    """The current folder, with files of prompts, rewards and metrics."""
     monkeypatch.chdir(tmp_path)
     rows = [
         {"prompt": text, "hint": f"hint {i}", "number": i} for i, text in enumerate(sentences(24))
@@ -81,8 +81,8 @@ def here(tmp_path, monkeypatch) -> Path:
 
 
 def settings(**changes) -> OwnConfig:
-    known = {"dataset": "prompts.jsonl", "reward": "rewards.py:good"}
-    return OwnConfig(task=OwnTaskConfig(**(known | changes)))
+    defaults = {"dataset": "prompts.jsonl", "reward": "rewards.py:good"}
+    return OwnConfig(task=OwnTaskConfig(**(defaults | changes)))
 
 
 # Bad input
@@ -109,7 +109,7 @@ def settings(**changes) -> OwnConfig:
         ("task.extract", {"extract": "watch.py:hinted"}),
     ],
 )  # fmt: skip
-def test_settings_of_a_task_are_refused_by_their_key(here, policy_folder, key, changes):
+def test_wrong_task_settings_are_refused_by_their_key(workdir, policy_folder, key, changes):
     with pytest.raises(UserError, match=f"^{re.escape(key)}"):
         config = settings(**changes)
         config.model.name = str(policy_folder)
@@ -125,20 +125,20 @@ def test_settings_of_a_task_are_refused_by_their_key(here, policy_folder, key, c
         [{"role": "user", "text": "Hello"}],
     ],
 )
-def test_chat_messages_that_are_no_prompt_are_named(here, prompt):
-    write_rows(here / "bad.jsonl", [{"ask": MESSAGES}, {"ask": prompt}])
+def test_invalid_chat_messages_are_named_by_row(workdir, prompt):
+    write_rows(workdir / "bad.jsonl", [{"ask": MESSAGES}, {"ask": prompt}])
     with pytest.raises(UserError, match=r"column 'prompt', row 2"):
         make_task(settings(dataset="bad.jsonl", prompt_column="ask"))
 
 
 @pytest.mark.parametrize("names", ["watch.py:length", ["none.py:Count"]])
-def test_a_callback_is_a_class_of_a_file(here, names):
+def test_a_callback_must_be_a_class_in_an_existing_file(workdir, names):
     with pytest.raises(UserError, match=r"^callbacks: "):
         load_callbacks(names)
 
 
 @pytest.mark.parametrize("name", ["runs/nope", "nobody/nothing"])
-def test_a_run_that_is_not_there_is_named(here, command, name):
+def test_a_missing_run_is_named(workdir, command, name):
     status, _, error = command("cory.evaluation", name)
     assert status == 2 and error.startswith("error: models: ")
 
@@ -146,7 +146,7 @@ def test_a_run_that_is_not_there_is_named(here, command, name):
 # Prompts
 
 
-def test_the_fingerprint_tells_rewards_apart(here):
+def test_different_rewards_have_different_fingerprints(workdir):
     def prints(**changes):
         return make_task(settings(**changes)).fingerprint_of_reward()
 
@@ -155,31 +155,31 @@ def test_the_fingerprint_tells_rewards_apart(here):
     both = {"reward": ["rewards.py:good", "rewards.py:short"]}
     weighted = prints(**both, reward_weights=[1, 0.5])
     assert len({first["reward"], prints(**both)["reward"], weighted["reward"]}) == 3
-    (here / "rewards.py").write_text(REWARDS.replace("-0.01", "-0.02"))
+    (workdir / "rewards.py").write_text(REWARDS.replace("-0.01", "-0.02"))
     assert prints()["reward_sha256"] != first["reward_sha256"]
 
 
-def test_long_prompts_are_left_out_in_training_and_held_out(here, config):
+def test_long_prompts_are_left_out_in_training_and_held_out(workdir, config):
     texts = ["good", "good " * 30, "good bad", "good " * 95]
     for name in ("train", "test"):
-        write_rows(here / f"{name}.jsonl", [{"prompt": text} for text in texts])
-    own = settings(dataset=".", max_prompt_tokens=20)
-    own.model = config.model
-    assert make_task(own).dataset["prompt"][:] == ["good", "good bad"]
-    assert held_out_rows(own)["prompt"][:] == ["good", "good bad"]
-    # What counts is the query as the pioneer reads it.
-    own.task.pioneer_prompt = "good " * 20 + "{prompt}"
+        write_rows(workdir / f"{name}.jsonl", [{"prompt": text} for text in texts])
+    own_config = settings(dataset=".", max_prompt_tokens=20)
+    own_config.model = config.model
+    assert make_task(own_config).dataset["prompt"][:] == ["good", "good bad"]
+    assert held_out_rows(own_config)["prompt"][:] == ["good", "good bad"]
+    # The limit applies to the pioneer's whole prompt.
+    own_config.task.pioneer_prompt = "good " * 20 + "{prompt}"
     with pytest.raises(UserError, match=r"^task\.max_prompt_tokens: "):
-        make_task(own)
-    own.roles = [{"prompt": "good {prompt}"}, {}]
-    assert len(make_task(own).dataset) == 2
-    # Without a limit, they do not fit the context.
-    own.task.max_prompt_tokens = None
+        make_task(own_config)
+    own_config.roles = [{"prompt": "good {prompt}"}, {}]
+    assert len(make_task(own_config).dataset) == 2
+    # Without a limit, the long prompts do not fit the context.
+    own_config.task.max_prompt_tokens = None
     with pytest.raises(UserError, match=r"^dataset: "):
-        CoryTrainer(config, make_agents(config), make_task(own))
+        CoryTrainer(config, make_agents(config), make_task(own_config))
 
 
-def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, monkeypatch):
+def test_chat_messages_are_rendered_and_rewarded_as_messages(workdir, tokenizer, monkeypatch):
     seen = {}
 
     def reward(prompts, completions, role):
@@ -195,7 +195,7 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
     ]
     read = task.prompts.render_rows(1, columns, [["Hi", "Ho"]])
     assert read[1] == [{"role": "user", "content": "Hello Not: Ho"}]
-    with pytest.raises(UserError, match=r"^model\.name: "):  # whose tokenizer has no template
+    with pytest.raises(UserError, match=r"^model\.name: "):  # the tokenizer has no template
         encode(tokenizer, read)
     monkeypatch.setattr(tokenizer, "chat_template", CHAT)
     text = "<system>Be kind.<user>Hello Not: Hi<bot>"
@@ -214,8 +214,8 @@ def test_chat_messages_are_rendered_and_rewarded_as_messages(here, tokenizer, mo
     assert seen["completions"][1] == [{"role": "assistant", "content": "b"}]
 
 
-def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
-    """By default; where models continue a text, the response is part of that text."""
+def test_an_observer_in_a_chat_is_asked_for_a_better_answer(workdir):
+    """Without a chat template, the default observer prompt puts the response right after the query."""
     config = settings()
     task = make_task(config)
     query = task.dataset["prompt"][0]
@@ -229,7 +229,7 @@ def test_an_observer_in_a_chat_is_asked_for_a_better_answer(here):
     ]
 
 
-def test_held_out_prompts_are_of_another_file_or_split(here):
+def test_held_out_prompts_come_from_another_file_or_split(workdir):
     config = settings()
     with pytest.raises(UserError, match=r"^task\.eval_dataset: "):
         held_out_rows(config, "test")
@@ -240,9 +240,9 @@ def test_held_out_prompts_are_of_another_file_or_split(here):
     assert len(held_out_rows(single, "test")) == len(held_out_rows(single)) == 6
     with pytest.raises(UserError, match=r"^--split: "):
         held_out_rows(single, "validation")
-    (here / "data").mkdir()
+    (workdir / "data").mkdir()
     for split in ("train", "test"):
-        write_rows(here / f"data/{split}.jsonl", [{"ask": split}])
+        write_rows(workdir / f"data/{split}.jsonl", [{"ask": split}])
     folder = settings(dataset="data", prompt_column="ask")
     assert make_task(folder).dataset["prompt"][0] == "train"
     for rows in (held_out_rows(folder), held_out_rows(folder, "test")):
@@ -252,7 +252,7 @@ def test_held_out_prompts_are_of_another_file_or_split(here):
 # The commands
 
 
-def write_config(here, policy_folder, **more):
+def write_config(workdir, policy_folder, **more):
     values = {
         "iterations": 2,
         "device": "cpu",
@@ -265,11 +265,11 @@ def write_config(here, policy_folder, **more):
             "reward": "rewards.py:good",
         },
     }
-    (here / "my.yaml").write_text(yaml.safe_dump(values | more))
+    (workdir / "my.yaml").write_text(yaml.safe_dump(values | more))
 
 
-def test_train_evaluate_and_resume(here, policy_folder, command):
-    write_config(here, policy_folder)
+def test_train_evaluate_and_resume(workdir, policy_folder, command):
+    write_config(workdir, policy_folder)
 
     def run(*argv) -> str:
         status, out, error = command(*argv)
@@ -283,58 +283,59 @@ def test_train_evaluate_and_resume(here, policy_folder, command):
     train = ["cory.train", "--config", "my.yaml"]
     run(*train)
     run("cory.evaluation", "runs/my", "--output", "runs/eval", "--samples", "2")
-    evaluation = json.loads((here / "runs/eval/evaluation.json").read_text())
+    evaluation = json.loads((workdir / "runs/eval/evaluation.json").read_text())
     assert len(evaluation["queries"]) == 6
-    # The fixture's held-out rows are its first ones.
+    # The fixture's held-out rows are also training rows.
     assert evaluation["in_training"] == {"my": 1.0}
 
     refused("task.dataset", "cory.evaluation", "runs/my", "--task.dataset", "other.jsonl")
     prompts = ["--task.pioneer_prompt=Ask: {prompt}", "--task.observer_prompt={response}: {prompt}"]
     run("cory.evaluation", "runs/my", "--queries=2", "--output=runs/other", *prompts)
-    for (_, number), record in read_responses(here / "runs/other").items():
+    for (_, number), record in read_responses(workdir / "runs/other").items():
         query = re.escape(evaluation["queries"][number])
         expected = f"Ask: {query}" if record["role"] == "pioneer" else f".*: {query}"
         assert re.fullmatch(expected, record["prompt"], re.DOTALL)
 
-    # Without `eval_every`, only an evaluation after the training would read them.
+    # Held-out rows are checked before training even without `eval_every`, since a later evaluation reads them.
     refused("task.eval_dataset", *train, "--task.eval_dataset", "nope.jsonl")
-    write_rows(here / "other.jsonl", [{"prompt": "2 + 2?"}])
+    write_rows(workdir / "other.jsonl", [{"prompt": "2 + 2?"}])
     hinted = ["--task.eval_dataset", "other.jsonl", "--task.pioneer_prompt", "{hint}: {prompt}"]
     refused("held-out rows: ", *train, *hinted)
-    assert [path.name for path in (here / "runs").glob("my*")] == ["my"]
+    assert [path.name for path in (workdir / "runs").glob("my*")] == ["my"]
 
     resume = ["cory.train", "--resume", "runs/my"]
     run(*resume, "--iterations", "3")
-    assert read_rows(here / "runs/my/metrics.jsonl")[-1]["iteration"] == 2
+    assert read_rows(workdir / "runs/my/metrics.jsonl")[-1]["iteration"] == 2
     refused("config", *train, "--resume", "runs/my")
-    (here / "rewards.py").write_text(REWARDS + "\n")
+    (workdir / "rewards.py").write_text(REWARDS + "\n")
     status, _, error = command(*resume, "--iterations", "4")
     assert status == 2 and "reward rewards.py:good has changed" in error
 
 
 def test_a_yaml_task_has_metrics_callbacks_and_a_metric_for_each_reward(
-    here, policy_folder, command
+    workdir, policy_folder, command
 ):
-    prompts = here / "prompts.jsonl"
-    prompts.write_text(prompts.read_text().replace("bad", "sad"))  # so each has both rewards
+    prompts = workdir / "prompts.jsonl"
+    # Without "bad", both rewards apply to every prompt.
+    prompts.write_text(prompts.read_text().replace("bad", "sad"))
     rewards = {"reward": ["rewards.py:good", "rewards.py:short"], "reward_weights": [1.0, 2.0]}
     task = {"dataset": "prompts.jsonl", "eval_dataset": "held_out.jsonl", **rewards}
     task["metrics"] = ["watch.py:length", "watch.py:hinted"]
-    write_config(here, policy_folder, task=task, callbacks="watch.py:Count")
+    write_config(workdir, policy_folder, task=task, callbacks="watch.py:Count")
     assert command("cory.train", "--config", "my.yaml").status == 0
-    records = read_rows(here / "runs/my/metrics.jsonl")
+    records = read_rows(workdir / "runs/my/metrics.jsonl")
     for record in records:
         total = record["reward_good"] + 2 * record["reward_short"]
         assert record["task_reward"] == pytest.approx(total, abs=1e-5)
         assert ("hinted" in record) == (record["role"] == "pioneer")
         hinted = record.get("hinted", record["task_reward"])
         assert hinted == pytest.approx(record["task_reward"], abs=1e-5)
-    counted = [float(line) for line in (here / "runs/my/counted").read_text().splitlines()]
+    counted = [float(line) for line in (workdir / "runs/my/counted").read_text().splitlines()]
     assert counted == [record["length"] for record in records if record["agent"] == "agent_1"]
 
     evaluate = ("cory.evaluation", "runs/my", "--queries", "4", "--device", "cpu")
     assert command(*evaluate).status == 0
-    folder = here / "runs/evaluation-my"
+    folder = workdir / "runs/evaluation-my"
     rows = json.loads((folder / "evaluation.json").read_text())["rows"]
     assert {"reward_good", "reward_short", "length", "hinted"} < set(rows[0])
     observer = next(row for row in rows if row["name"] == "my/agent_2 after agent_1")
@@ -355,24 +356,26 @@ scales:
 """
 
 
-def test_an_experiment_names_a_script_or_the_module(here, policy_folder, capsys):
-    write_config(here, policy_folder)
-    (here / "trial.yaml").write_text(EXPERIMENT)
+def test_an_experiments_script_may_be_the_module_cory_train(workdir, policy_folder, capsys):
+    write_config(workdir, policy_folder)
+    (workdir / "trial.yaml").write_text(EXPERIMENT)
     experiment.command_line(["trial.yaml", "--dry-run"])
     command = "python -m cory.train --config my.yaml --cory.num_agents=1 --seed=0 "
     assert command in capsys.readouterr().out
-    (here / "trial.yaml").write_text(EXPERIMENT.replace("cory.train", "cory.trainer"))
+    (workdir / "trial.yaml").write_text(EXPERIMENT.replace("cory.train", "cory.trainer"))
     with pytest.raises(UserError, match="script: "):
         experiment.command_line(["trial.yaml", "--dry-run"])
 
 
 @pytest.mark.slow
-def test_an_experiment_of_an_own_task_from_any_folder(here, policy_folder, capsys, monkeypatch):
-    write_config(here, policy_folder)
-    (here / "trial.yaml").write_text(EXPERIMENT)
+def test_an_experiment_with_an_own_task_runs_in_any_folder(
+    workdir, policy_folder, capsys, monkeypatch
+):
+    write_config(workdir, policy_folder)
+    (workdir / "trial.yaml").write_text(EXPERIMENT)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     experiment.command_line(["trial.yaml"])
-    out = here / "runs/experiments/small/trial/comparison"
+    out = workdir / "runs/experiments/small/trial/comparison"
     names = {path.name for path in out.iterdir()}
     assert {"comparison.md", "runs.csv", "held_out.csv", "curves.png"} <= names
     assert "| PPO | agent_1 after itself | 1 |" in (out / "comparison.md").read_text()

@@ -1,4 +1,4 @@
-"""What a role reads may come from a function: something happens between two calls."""
+"""Prompt functions: Python code that computes what a role reads, for example by running a tool between two calls."""
 
 import asyncio
 import json
@@ -65,16 +65,16 @@ def test_a_function_gets_the_row_and_the_earlier_responses(config, code):
         assert read == f"{len(text)} letters: {query}"
     (module,) = {trainer.task.prompts.function(1).__globals__["__name__"]}
     calls = trainer.task.prompts.function(1).__globals__["calls"]
-    assert module.endswith(".code") and len(calls) == len(observer.prompts)  # once per row
+    assert module.endswith(".code") and len(calls) == len(observer.prompts)  # one call per row
     assert {*calls[0][1]} == {"pioneer"} and {*calls[0][0]} == {"prompt", "label"}
 
 
-def test_python_code_hands_over_a_callable_and_async_rows_are_answered_together(config):
-    running, most = [0], [0]
+def test_an_async_function_passed_in_python_runs_for_all_rows_at_once(config):
+    running, most_running = [0], [0]
 
     async def look_up(row, responses):
         running[0] += 1
-        most[0] = max(most[0], running[0])
+        most_running[0] = max(most_running[0], running[0])
         await asyncio.sleep(0.01)
         running[0] -= 1
         row["prompt"] = "changed in place"
@@ -93,11 +93,13 @@ def test_python_code_hands_over_a_callable_and_async_rows_are_answered_together(
     assert [prompt[0]["content"] for prompt in observer.prompts] == [
         f"{year} {text}" for year, text in zip(years, pioneer.completions, strict=True)
     ]
-    assert most[0] == len(observer.prompts)
+    assert most_running[0] == len(observer.prompts)
     assert {*iteration.batch.columns["prompt"]} == {"the film was"}
 
 
-def test_a_run_is_resumed_to_the_byte_and_not_with_another_function(policy_folder, code, tmp_path):
+def test_a_run_resumes_to_the_byte_and_is_refused_with_a_changed_function(
+    policy_folder, code, tmp_path
+):
     saved = CheckpointConfig(save_every=2)
     config = with_prompt(make_config(policy_folder, tmp_path), code, "check", checkpoint=saved)
     config = replace(config, iterations=4)
@@ -121,12 +123,14 @@ def test_a_run_is_resumed_to_the_byte_and_not_with_another_function(policy_folde
         ("long", UserError, r"^prompt of observer, row 1: .*tokens.*got 40"),
     ],
 )
-def test_what_a_function_does_wrong(config, code, name, error, message):
+def test_errors_of_a_prompt_function(config, code, name, error, message):
     with pytest.raises(error, match=message):
         make_trainer(with_prompt(config, code, name)).iteration(0)
 
 
-def test_evaluation_chat_and_counterfactual_credit_read_by_it(config, code, tmp_path, command):
+def test_evaluation_chat_and_counterfactual_credit_use_prompt_functions(
+    config, code, tmp_path, command
+):
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(json.dumps({"prompt": f"the film {n}"}) + "\n" for n in range(16)))
     credit = CoryConfig(credit="counterfactual")

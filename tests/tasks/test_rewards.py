@@ -1,4 +1,4 @@
-"""The contract of rewards, metrics and team rewards: a finite number, or None, for each response."""
+"""Rewards, metrics and team rewards return a finite number, or None, for each response."""
 
 import asyncio
 import math
@@ -58,8 +58,8 @@ def scored(reward):
         (np.ones((4, 1)), "row 1"),
     ],
 )
-def test_what_is_no_finite_number_for_each_response_is_refused(result, row):
-    """As a response's reward, and as a chain's, which has to be a number."""
+def test_results_other_than_a_finite_number_per_response_are_refused(result, row):
+    """The same holds for team rewards, which must not be None either."""
 
     def judge(completions):
         return result
@@ -83,11 +83,11 @@ def test_what_is_no_finite_number_for_each_response_is_refused(result, row):
         (1.0 for _ in range(4)),
     ],
 )
-def test_numbers_of_any_library(result):
+def test_numbers_of_any_library_are_accepted(result):
     assert scored(lambda completions: result) == [1.0] * 4
 
 
-def test_an_error_of_a_reward_is_its_own():
+def test_an_error_in_a_reward_is_raised_unchanged():
     calls = []
 
     def judge(completions):
@@ -102,17 +102,17 @@ def test_an_error_of_a_reward_is_its_own():
         calls.append(completions)
         sys.exit("no API key")
 
-    with pytest.raises(RuntimeError):  # and does not hang
+    with pytest.raises(RuntimeError):  # `sys.exit` in an async reward must not hang
         scored(keyless)
     for function, kind in ((judge, ZeroDivisionError), (slow, ConnectionError)):
         with pytest.raises(kind, match=r"mine|refused") as error:
             scored(function)
         assert error.traceback[-1].name == function.__name__
-    assert calls == [TEXTS] * 3  # once each: none is called again for its rows
+    assert calls == [TEXTS] * 3  # no function is called a second time
 
 
-def test_several_rewards_are_a_weighted_sum_and_none_does_not_count():
-    """As TRL's GRPO trainer: the sum over the functions that apply; 0 and a warning where none does."""
+def test_several_rewards_are_a_weighted_sum_in_which_none_does_not_count():
+    """As in TRL's GRPO trainer. A row for which all functions return None gets 0 and a warning."""
 
     def one(completions, **columns):
         return [1.0, None, 3.0, None]
@@ -128,7 +128,7 @@ def test_several_rewards_are_a_weighted_sum_and_none_does_not_count():
         assert scored(lambda completions: [None] * 4) == [0.0] * 4
 
 
-def test_what_a_function_changes_in_place_no_other_reads():
+def test_in_place_changes_by_a_function_do_not_reach_the_others():
     def shorten(completions, tags, **columns):
         for message, *_ in completions:
             message["content"] = ""
@@ -146,7 +146,7 @@ def test_what_a_function_changes_in_place_no_other_reads():
 
 def test_async_rewards_wait_together_on_one_loop():
     loops = []
-    all_wait = asyncio.Barrier(4)  # each waits until all four do
+    all_wait = asyncio.Barrier(4)  # passed only if all four calls wait at the same time
 
     async def together(completions):
         loops.append(asyncio.get_running_loop())
@@ -157,7 +157,7 @@ def test_async_rewards_wait_together_on_one_loop():
         assert scored([Reward(together)] * 4) == [4.0] * 4
     assert len(set(loops)) == 1
 
-    async def notebook():  # where a loop is running already
+    async def notebook():  # a notebook already runs an event loop
         async def alone(completions):
             return [1.0] * len(completions)
 
@@ -225,12 +225,12 @@ def test_metrics_also_get_rewards_and_team_rewards_need_a_number():
     assert score_chains(lengths, TEXTS, chains, {}).tolist() == [2.0] * 4
 
 
-# A classifier
+# Classifiers as rewards
 
 
 @pytest.fixture
 def reward_model(classifier_folder, tmp_path):
-    """A classifier of a single output."""
+    """The folder of a classifier with a single output."""
     model = AutoModelForSequenceClassification.from_pretrained(
         classifier_folder, num_labels=1, ignore_mismatched_sizes=True
     )
@@ -239,12 +239,14 @@ def reward_model(classifier_folder, tmp_path):
     return str(tmp_path / "reward_model")
 
 
-def test_of_a_text_longer_than_a_classifier_reads_the_prompt_is_cut(classifier_folder, tmp_path):
+def test_a_text_that_is_too_long_for_a_classifier_loses_the_prompts_start(
+    classifier_folder, tmp_path
+):
     tokenizer = AutoTokenizer.from_pretrained(classifier_folder)
     sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     sizes |= {"intermediate_size": 16, "max_position_embeddings": 66}
     ids = {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
-    # Whose positions begin after that of padding.
+    # RoBERTa's positions start after the padding position, so it reads fewer tokens than it has positions.
     RobertaForSequenceClassification(RobertaConfig(**sizes, **ids)).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
     for folder, label in ((classifier_folder, "POSITIVE"), (tmp_path, "LABEL_1")):
@@ -252,7 +254,7 @@ def test_of_a_text_longer_than_a_classifier_reads_the_prompt_is_cut(classifier_f
         assert good != bad
 
 
-def test_a_label_that_a_classifier_lacks(classifier_folder, reward_model):
+def test_a_missing_or_unknown_label_is_refused(classifier_folder, reward_model):
     for folder, label in (
         (classifier_folder, None),
         (classifier_folder, "GOOD"),

@@ -1,4 +1,4 @@
-"""The toy setting's generated texts."""
+"""Generated texts of the toy tasks."""
 
 import collections
 import hashlib
@@ -25,7 +25,7 @@ def test_generated_texts_are_the_same_everywhere():
 
 
 def test_held_out_queries_of_the_toy_reviews_are_held_out():
-    """As the runs have them: 500 distinct ones, of every length, none among those of training of any seed."""
+    """Evaluations use 500 distinct queries of every length. No seed's training queries contain them."""
     tokenizer = load_tokenizer(str(imdb.POLICY), {})
     settings = ImdbTaskConfig(dataset="tiny", min_chars=0)
     train = [queries(settings, "train", tokenizer, seed)["prompt"] for seed in range(2)]

@@ -1,4 +1,4 @@
-"""Reward functions as TRL's documentation has them, written anew: they run here unchanged."""
+"""Reward functions with the signatures of TRL's documented examples run unchanged."""
 
 import datasets
 import pytest
@@ -24,13 +24,13 @@ ROWS = datasets.Dataset.from_list(
 
 
 def accuracy_reward(completions, solution, log_extra=None, **kwargs):
-    """1 where the solution stands in the text, None where there is none to compare."""
+    """Returns 1 if the solution occurs in the text and 0 otherwise."""
     assert log_extra is None
     return [float(right in text) for text, right in zip(completions, solution, strict=True)]
 
 
 class SoftOverlongPunishment:
-    """0 up to a length in tokens, then falling to -1 at the longest."""
+    """A reward of 0 up to a length in tokens, from which it falls to -1 at the longest length."""
 
     def __init__(self, longest, soft):
         self.longest = longest
@@ -71,7 +71,7 @@ def test_each_role_is_rewarded_for_its_own_tokens(config):
     assert metrics | {"reward_repetition_penalty"} <= iteration.records[0].keys()
 
 
-def test_an_evaluation_rewards_tokens(policy_folder, tmp_path):
+def test_an_evaluation_passes_token_ids_to_rewards(policy_folder, tmp_path):
     def length(completion_ids):
         return [float(len(ids)) for ids in completion_ids]
 
@@ -81,7 +81,7 @@ def test_an_evaluation_rewards_tokens(policy_folder, tmp_path):
     assert all(record["rewards"] == record["tokens"] for record in records)
 
 
-def test_what_is_not_passed_is_refused_by_name():
+def test_unsupported_arguments_and_reward_model_names_are_refused():
     def curriculum(completions, trainer_state, **kwargs):
         return [0.0 for _ in completions]
 

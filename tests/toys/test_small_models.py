@@ -1,4 +1,4 @@
-"""The folder of a small model is complete or absent."""
+"""A small model's folder is complete or absent, and other files are not overwritten."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from cory.errors import UserError
 from toys.small_models import cached
 
 
-def test_models_go_into_an_empty_folder_alone(tmp_path):
+def test_models_are_only_written_into_an_empty_folder(tmp_path):
     def make(partial):
         (partial / "config.json").write_text("{}")
 
