@@ -126,12 +126,12 @@ def check_templates(prompts: RolePrompts, columns: Iterable[str]) -> None:
         settings = prompts.settings(role)
         if settings.name in columns:
             raise UserError(
-                f"roles[{role}].name: expected a name that is no column of the dataset, {sorted(columns)}, got "
+                f"roles.{role}.name: expected a name that is no column of the dataset, {sorted(columns)}, got "
                 f"{settings.name!r}"
             )
         if prompts.function(role) is not None:
             continue
-        where = f"roles[{role}].prompt"
+        where = f"roles.{role}.prompt"
         if settings.prompt is None:
             where = f"{role_name(min(role, 1))} prompt"
         allowed = {"prompt", *columns}

@@ -56,15 +56,19 @@ def load_code(key: str, full_name: str) -> Loaded:
     file, _, name = full_name.rpartition(":")
     path = Path(file).resolve()
     if not (file.endswith(".py") and path.is_file() and name):
-        raise UserError(f"{key}: expected FILE.py:NAME of an existing file, got {full_name!r}")
+        raise UserError(
+            f"{key}: expected FILE.py:NAME of an existing file, got {full_name!r}. Paths are relative to the current "
+            "folder"
+        )
     source = path.read_bytes()
     sha256 = hashlib.sha256(source).hexdigest()[:16]
     if (path, sha256) not in _MODULES:
         _MODULES[path, sha256] = _run(key, path, source)
     value = getattr(_MODULES[path, sha256], name, None)
     if not callable(value) or isinstance(value, type) != (key == "callbacks"):
-        kind = "class" if key == "callbacks" else "function, or an object that can be called,"
-        raise UserError(f"{key}: expected a {kind} in {file}, got {name!r} = {value!r}")
+        kind = "class" if key == "callbacks" else "function or a callable object"
+        got = "no such name" if value is None else repr(value)
+        raise UserError(f"{key}: expected {name!r} in {file} to be a {kind}, got {got}")
     return Loaded(value, f"{path.name}:{name}", sha256)
 
 

@@ -135,10 +135,10 @@ def test_roles_of_a_task_that_are_missing_in_the_settings_are_refused(config):
 @pytest.mark.parametrize(
     ("key", "roles"),
     [
-        (r"roles\[1\].prompt", [{}, {"prompt": "{writer}"}]),
-        (r"roles\[0\].prompt", [{"prompt": "{response}"}, {}]),
-        (r"roles\[1\].prompt", [{}, {"prompt": "{observer}"}]),
-        (r"roles\[1\].prompt", [{}, {"prompt": "Answer."}]),
+        (r"roles\.1\.prompt", [{}, {"prompt": "{writer}"}]),
+        (r"roles\.0\.prompt", [{"prompt": "{response}"}, {}]),
+        (r"roles\.1\.prompt", [{}, {"prompt": "{observer}"}]),
+        (r"roles\.1\.prompt", [{}, {"prompt": "Answer."}]),
         (
             "dataset",
             [
@@ -156,5 +156,5 @@ def test_templates_that_do_not_fit_are_refused_before_training(config, key, role
 
 def test_a_role_with_the_name_of_a_column_is_refused():
     rows = datasets.Dataset.from_dict({"prompt": ["a"] * 8, "label": [1] * 8})
-    with pytest.raises(UserError, match=r"^roles\[0\].name: "):
+    with pytest.raises(UserError, match=r"^roles\.0\.name: "):
         Task(rows, count_good, PROMPTS).with_roles([RoleConfig(name="label"), RoleConfig()])

@@ -357,7 +357,7 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
     notes = []
     if fingerprint["prompts_sha256"] != with_prompts_of(Path(run), task, {}).hash_of_prompts():
         notes.append(
-            f"{run_label(run)} was trained with another version of the file that has the roles' prompts"
+            f"{run_label(run)} was trained with another version of the file of a prompt function"
         )
     before = {key: value for key, value in fingerprint.items() if "reward" in key}
     now = task.fingerprint_of_reward()

@@ -53,7 +53,7 @@ CALLBACK = "a callback"  # `stopped_by` of a run that a callback ended, in place
 HASHED = {
     "fingerprint.reward_sha256": "the file that defines the reward {reward}",
     "fingerprint.team_reward_sha256": "the file that defines the team reward {team_reward}",
-    "fingerprint.prompts_sha256": "a file with the roles' prompts",
+    "fingerprint.prompts_sha256": "the file of a prompt function in roles",
     "fingerprint.dataset_sha256": "the dataset",
     "fingerprint.held_out_sha256": "the held-out dataset",
 }
@@ -252,7 +252,7 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
         new_run = (
             _new_run(folder, config)
             if finished_iterations(folder) == saved.iteration
-            else f"A new run can start from its agents once --iterations {saved.iteration} has saved them"
+            else f"With --iterations {saved.iteration} it then ends and saves its agents, from which a new run can start"
         )
         raise UserError(f"resume: {change}. Undo the change to continue {folder}. {new_run}")
     check_models(

@@ -110,7 +110,7 @@ def test_a_run_resumes_to_the_byte_and_is_refused_with_a_changed_function(
         assert (whole / name).read_bytes() == (half / name).read_bytes()
     assert samples(half, "observer")[0]["prompt"].split()[1] == "letters:"
     code.write_text(FILE.replace("letters", "characters"))
-    with pytest.raises(UserError, match=r"a file with the roles' prompts has changed"):
+    with pytest.raises(UserError, match=r"the file of a prompt function in roles has changed"):
         make_trainer(replace(config, iterations=6, resume=str(half))).train()
 
 
