@@ -281,7 +281,7 @@ def _has_ended(folder: Path, saved: Checkpoint, config: Config) -> bool:
     if goes_on or finished_iterations(folder) != saved.iteration:
         return False
     reason = (
-        f"iterations = {saved.iteration} are done. A larger --iterations extends it"
+        f"iterations = {saved.iteration} are done. A larger --iterations extends the run"
         if saved.stopped_by is None
         else f"{saved.stopped_by} ended it after iteration {saved.iteration}. {_new_run(folder, config)}"
     )
