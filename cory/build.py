@@ -231,7 +231,7 @@ def _make_policies(
         else:  # sharded at once, so that only one full copy is in memory at a time
             policy = sharding.split(policy, plan.config.parallel, plan.config.precision)
         policies[plan.name] = policy
-    # A frozen agent is the base itself, which is also the others' reference.
+    # A frozen agent is the base itself, which is also the trained agents' reference.
     frozen = [plan for plan in plans if not plan.trained]
     for plan in frozen:
         policies[plan.name] = WindowPolicy(adapted)

@@ -83,7 +83,7 @@ def as_list(names: list[str] | str) -> list[str]:
 
 
 def announce_prompts(run: Path, config: Config) -> None:
-    """Prints which code files a run's prompts name, before they are run."""
+    """Prints the code files that a run's prompts name, before their code is executed."""
     prompts = [role.prompt for role in config.roles if role.prompt and is_code(role.prompt)]
     _announce(run, prompts)
 
@@ -91,7 +91,7 @@ def announce_prompts(run: Path, config: Config) -> None:
 def announce_files(
     run: Path, config: Config, changed: Container[str], callbacks: bool = False
 ) -> None:
-    """Prints which code files a run's config.yaml names, except in prompts, before they are run.
+    """Prints the code files that a run's config.yaml names, except files of prompts, before their code is executed.
 
     Args:
         config: the run's settings, including changes from the command line.

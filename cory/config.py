@@ -250,9 +250,9 @@ class PPOConfig(Settings):
             hold. To save memory without changing the update, set `micro_batch` instead.
         micro_batch: Responses per forward and backward pass, in each process. It changes results only by rounding.
             With smaller micro-batches, fewer responses share an encoded prompt, and the first forward pass cannot be
-            reused. `auto`: the mini-batch, or fewer rows if an array (rows, response tokens, vocabulary) would exceed
-            1 GiB on a CPU or 4 GiB on a GPU. In a single process, `auto` also halves the number whenever memory runs
-            out.
+            reused. `auto`: the mini-batch, or fewer responses if an array (responses, response tokens, vocabulary)
+            would exceed 1 GiB on a CPU or 4 GiB on a GPU. In a single process, `auto` also halves the number whenever
+            memory runs out.
         ppo_epochs: Passes over each batch of responses.
         init_kl_coef: Initial KL coefficient eta (Eq. 2). The combined reward uses this value throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. If false, it is constant.
@@ -402,8 +402,8 @@ class CheckpointConfig(Settings):
     """Checkpoints, from which an interrupted run resumes (docs/reliability.md).
 
     Args:
-        save_every: Iterations between checkpoints. A further one is saved when a signal interrupts the run, and when
-            the run ends. 0: only these.
+        save_every: Iterations between checkpoints. A further checkpoint is saved when a signal interrupts the run, and
+            when the run ends. 0: only these further checkpoints.
         keep: Number of newest checkpoints to keep.
     """
 
@@ -578,7 +578,7 @@ class Config(Settings):
             )
 
     def _check_roles(self) -> None:
-        """Checks that each role has an entry, that names differ, and that templates require knowledge transfer."""
+        """Checks that each role has an entry, that names differ, and that prompts are set only with knowledge transfer."""
         if not self.roles:
             return
         if len(self.roles) != self.cory.num_roles:

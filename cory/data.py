@@ -40,7 +40,7 @@ def load_dataset(
 
     Args:
         name: Hub id, local file, folder with files named after their split, or folder of `save_to_disk`. Files are
-            Parquet, or JSON lines, JSON or CSV, optionally with .gz. CSV cells are texts.
+            Parquet, JSON lines, JSON or CSV; all except Parquet may be gzipped (.gz). CSV cells are texts.
         split: name of the split. A single file has no splits and is read whole.
         columns: required columns.
         subset: configuration of a Hub dataset.
@@ -82,8 +82,8 @@ def check_held_out(dataset: str, trained: str) -> None:
     """
     if not has_splits(dataset) or trained == "test":
         raise UserError(
-            "task.dataset: expected a dataset whose split test is not used in training (on the Hub, or a folder with "
-            f"files named after their splits), got {dataset!r}, split {trained!r}"
+            "task.dataset: expected a dataset whose split 'test' is not used in training (on the Hub, or a folder "
+            f"with files named after their splits), got {dataset!r}, split {trained!r}"
         )
 
 
@@ -169,7 +169,7 @@ def _fit_together(values: Sequence[Any]) -> bool:
 def _files_of_split(folder: Path, split: str) -> list[Path]:
     """Returns a split's files in a folder or its subfolder `data`.
 
-    The split train, for example, is one file such as train.jsonl, or parts such as train-00000-of-00002.parquet.
+    The split 'train', for example, is one file such as train.jsonl, or parts such as train-00000-of-00002.parquet.
     """
     files = [
         f for f in sorted([*folder.glob("*"), *folder.glob("data/*")]) if _ending(f) in FORMATS

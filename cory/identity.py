@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 CHUNK = 32 * 1024  # bytes read at the beginning and at the end of each tensor
 WEIGHTS = ("*.safetensors", "*.bin")
-# By the setting that names a model: the model's `name` and `identity`.
+# Maps the setting that names a model to the model's `name` and `identity`.
 Models = dict[str, dict[str, Any]]
 ROWS_AT_ONCE = 10_000  # rows of a dataset in memory at a time
 LIBRARIES = ("torch", "transformers", "trl", "accelerate", "peft", "datasets")
@@ -122,7 +122,7 @@ def check_models(
         recorded: the run's record of its models.
         current: the models that these names stand for now.
         run: the run's name, for the message.
-        chosen: whether the user may have chosen other models; then a model with another name is skipped, too.
+        chosen: whether the user may have chosen other models. If true, a model with another name is skipped, too.
     """
     for key, model in current.items():
         recorded_model = recorded.get(key) or {}
@@ -157,7 +157,7 @@ def _folder_hash(folder: Path) -> str:
 
 
 def _parts_of_weights(file: Path) -> Iterator[bytes]:
-    """Yields the parts of a file to hash: both ends of the file, or a safetensors file's header and tensors' ends."""
+    """Yields the parts of a file to hash: its two ends or, for safetensors, the header and both ends of each tensor."""
     with open(file, "rb") as stream:
         size = file.stat().st_size
         spans = [(0, size)]
@@ -165,7 +165,7 @@ def _parts_of_weights(file: Path) -> Iterator[bytes]:
             length = int.from_bytes(stream.read(8), "little")
             header = stream.read(min(length, size))
             yield header
-            # A file with a damaged header is hashed as a whole span; loading the model reports the error.
+            # A file with a damaged header is hashed like other files; loading the model reports the error.
             with suppress(ValueError, LookupError, TypeError, AttributeError):
                 tensors = json.loads(header)
                 tensors.pop("__metadata__", None)

@@ -49,7 +49,7 @@ def combined_reward(task_reward: float, kl: float, kl_coef: float) -> float:
 
 
 def full_kl(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    """Returns KL(pi, pi_0) over the whole vocabulary in nats (Eq. 2), (...).
+    """Returns KL(pi, pi_0) over the whole vocabulary in nats (Eq. 2), with shape (...).
 
     Args:
         logprobs: log-probabilities of the policy pi, (..., vocabulary).

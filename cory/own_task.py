@@ -32,9 +32,9 @@ class OwnTaskConfig(Settings):
             split of `dataset`.
         eval_split: Split of the held-out prompts for `eval_every`. `cory.evaluation` has --split for this.
         prompt_column: Column with the prompts, which are texts or chat messages ending with the user's.
-        row_per_branch: Whether each of the `branches` has its own row. If true, `branches` consecutive training rows
-            form one query, and the first role reads the same text in all of them. In held-out data, each row is a query
-            (docs/learners.md).
+        row_per_branch: Whether each observer response to a pioneer response has its own row; `branches` is the number
+            of these responses. If true, each query takes `branches` consecutive training rows, in which the pioneer
+            reads the same text. In held-out data, each row is a query (docs/learners.md).
         max_prompt_tokens: Length limit of the pioneer's prompt, in tokens. Rows with longer prompts are left out of
             training and held-out data. null: no limit.
         reward: FILE.py:FUNCTION, or a list of such names; the reward is the functions' weighted sum. May be empty with
@@ -115,8 +115,8 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
     settings.check()
     if not settings.rewards and settings.team_reward is None:
         raise UserError(
-            "task.reward: expected FILE.py:NAME, by --task.reward or in the file of --config, got none. Runs made in "
-            "Python do not name their reward in config.yaml"
+            "task.reward: expected FILE.py:NAME, by --task.reward or in the file of --config, got none. The "
+            "config.yaml of a run made in Python does not name the reward, so add --task.reward"
         )
     weights = settings.reward_weights or [1.0] * len(settings.rewards)
     rewards = [
@@ -135,7 +135,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         raise UserError(
             f"task.metrics: expected functions of different names, got {settings.metrics}"
         )
-    row_per_branch = settings.row_per_branch and rows is None  # `rows` holds no training rows
+    row_per_branch = settings.row_per_branch and rows is None  # rows passed in are held out
     if rows is None:
         rows = training_rows(config)
     observer_prompt = settings.observer_prompt
@@ -158,8 +158,8 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
     Args:
         split: name of the split. None: `eval_split`.
 
-    A dataset without splits counts as a single one: `eval_dataset` as `eval_split`, `dataset` as the training split.
-    Raises a UserError if it lacks the requested split.
+    A dataset without splits is treated as one split: `eval_dataset` as the split `eval_split`, `dataset` as the
+    training split. Raises a UserError if the dataset lacks the requested split.
     """
     from cory.data import has_splits
 

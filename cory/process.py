@@ -19,7 +19,7 @@ def warn(caveat: str) -> None:
 
 
 def is_first() -> bool:
-    """Whether this is a run's first or only process, which alone prints."""
+    """Whether this process is the run's first or only one. The other processes do not print."""
     return os.environ.get("RANK", "0") == "0"
 
 

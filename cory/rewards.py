@@ -4,10 +4,10 @@
 
 Functions have the signature of TRL's GRPO reward functions; `async def` functions and callable objects work, too. A
 function receives the columns that its parameters name, or all of them if it takes **kwargs: `prompts`, `completions`,
-`completion_ids` (each completion's tokens, including an end token), `role` (the name of the role that wrote it) and the
-dataset's columns. For chat prompts, prompts and completions are messages, as in TRL. A function returns None for a
-response to which it does not apply. A metric cannot take `completion_ids`, but can take `rewards`, the responses' task
-rewards. A team reward takes `chains`, one list of responses per chain, in place of `completions`.
+`completion_ids` (each completion's tokens, including an end token), `role` (the role that wrote each completion, by
+name) and the dataset's columns. For chat prompts, prompts and completions are messages, as in TRL. A function returns
+None for a response to which it does not apply. A metric cannot take `completion_ids`, but can take `rewards`, the
+responses' task rewards. A team reward takes `chains`, one list of responses per chain, in place of `completions`.
 
 Errors raised by a function are not caught.
 """
@@ -251,7 +251,7 @@ def _numbers(
 
 
 def _checked(label: str, result: Any, columns: Columns, unit: str) -> list[float]:
-    """Returns one finite number per row, or nan for None, which is allowed only if rows are completions."""
+    """Returns one finite number per row. For completions, a function may also return None, which becomes nan."""
     count = len(columns["prompts"])
     # Refuse mappings, since `list()` would keep only the keys, and sets, which have no order.
     if isinstance(result, Mapping | Set) or not isinstance(result, Iterable):
@@ -289,7 +289,7 @@ class Classifier:
 
     Args:
         name: Hub id or local folder of the classifier.
-        label: label whose logit is the reward, in upper or lower case. None: the model's only output, as in reward
+        label: label whose logit is the reward; case does not matter. None: the model's only output, as in reward
             models.
         batch_size: number of texts in a forward pass.
         device: device of the classifier.

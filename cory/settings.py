@@ -133,7 +133,7 @@ def as_config(kind: type[S], settings: Mapping[str, Any], where: Path) -> S:
 
 
 def dotted(kind: type[Settings], settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flattens nested settings to dotted keys. A value where a block belongs is kept; later code refuses it."""
+    """Flattens nested settings to dotted keys. A plain value in place of a block is kept; later code refuses it."""
     inner = blocks(kind)
     flat: dict[str, Any] = {}
     for key, value in settings.items():

@@ -40,9 +40,9 @@ class Task:
         extract: returns a completion's final answer, or None; used for majority votes in evaluations (`maj@k`).
         kind: name of the registered task kind (`cory.task_kinds`) that made the task; empty for a task made in Python.
             Evaluation and other commands use it to make the task again.
-        row_per_branch: whether each observer response to the same pioneer response (`Config.branches`) has its own row.
-            If true, `branches` consecutive training rows form one query; the pioneer reads the same text in all of
-            them.
+        row_per_branch: whether each observer response to a pioneer response has its own row; `Config.branches` is the
+            number of these responses. If true, each query takes `branches` consecutive training rows, in which the
+            pioneer reads the same text.
 
     Raises a UserError if there is no reward, the `prompt` column is missing or holds an invalid prompt, a column has a
     reserved name, or a function or template needs a missing column.
@@ -260,7 +260,7 @@ def draw_batch(task: Task, config: Config, k: int) -> Batch:
     columns = {}
     branch_columns = {}
     for name, values in drawn.items():
-        # One row per branch, an observer response. Without rows of their own, branches share the query's row.
+        # One row per branch (an observer response). If the data has a single row per query, the branches share it.
         rows = repeated(values, config.branches // rows_per_query)
         queries = [rows[i : i + config.branches] for i in range(0, len(rows), config.branches)]
         chain_queries = repeated(queries, config.chains_per_query)[process_rows]

@@ -49,7 +49,10 @@ class TaskKind(Generic[C]):
     evaluation: type[EvaluationConfig] | None = None
 
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
-        """Returns a run's task and roles, with `rows` or else the training rows as its dataset. Raises a UserError."""
+        """Returns a run's task with the run's roles. Its dataset is `rows`, or else the training rows.
+
+        Raises a UserError if the settings are invalid, or `config.resume` names a run made in Python.
+        """
         run = config.resume
         if run not in (None, "auto") and kind_of_run(read_settings(Path(run))) is None:
             raise UserError(
@@ -105,7 +108,7 @@ def kind_of_run(settings: Mapping[str, Any]) -> TaskKind[Any] | None:
 
 
 def run_config(run: Path) -> Config:
-    """Returns a run's settings, as an instance of its kind's class. A task made in Python has no `task` block.
+    """Returns a run's settings, in the class of its task's kind. A task made in Python has no `task` block.
 
     Raises a UserError if the folder does not hold a run, or its settings do not fit the task.
     """

@@ -110,7 +110,7 @@ class CoryTrainer:
         )
 
     def train(self) -> Run:
-        """Runs the remaining iterations, then saves curves, summary and agents in the run's `.folder`.
+        """Runs the remaining iterations, then saves curves, summary and agents in the run's folder (`Run.folder`).
 
         If `config.resume` names a finished run, that run is returned unchanged. The agents in memory are then
         untrained; the trained ones are in the run's folder. A trainer can train only once.
@@ -228,7 +228,7 @@ class CoryTrainer:
     ) -> list[torch.Tensor]:
         """Returns each role's training rewards, (batch,).
 
-        Counterfactual credit samples further responses for this; information credit computes log-likelihoods.
+        For these, counterfactual credit samples further responses, and information credit computes log-likelihoods.
         """
         mode = self.config.cory.credit
         unread_rewards: list[torch.Tensor] = []

@@ -60,10 +60,10 @@ def respond(
     seed: int = 0,
     batch_size: int = 64,
 ) -> tuple[Rollout, list[Divergence]]:
-    """Samples one response per prompt in batches of similar length, and compares each with the base.
+    """Samples one response per prompt, in batches of similar length. Returns them with their divergences from the base.
 
     Args:
-        base: the base model, with the agent's tokens. None: the agent's policy without its adapter.
+        base: the base model, which has the agent's tokens. None: the agent's policy without its adapter.
         batch_size: prompts at a time; fewer if their logits (prompts, max_new_tokens, vocabulary) exceed `LARGEST`.
 
     Raises a UserError: a prompt is too long for the model, or a probability is not finite.
@@ -88,7 +88,7 @@ def respond(
 def _compare_with_base(
     agent: Agent, base: PreTrainedModel | None, rollout: Rollout, temperature: float
 ) -> list[Divergence]:
-    """Compares the distributions at the temperature at which the responses were sampled."""
+    """Compares agent and base at the temperature at which the responses were sampled."""
     base_logits = None
     if base is not agent.policy:
         without_adapter = agent.policy.disable_adapter() if base is None else nullcontext()
@@ -156,7 +156,7 @@ def load_agent(
 def _check_tokens(source: ModelSource, model: LoadedModel, base: LoadedModel) -> None:
     """Raises a UserError if a model and its base have different tokens: a KL between them would mean nothing.
 
-    Two differences are allowed: the ids of added tokens, such as a chat's marks, and ids that only one model has.
+    Two differences are allowed: the ids of added tokens, such as chat markers, and ids that only one model has.
     """
     vocabularies = []
     for _, tokenizer in (model, base):

@@ -250,7 +250,7 @@ def evaluate_command(kind: TaskKind[Any] | None, doc: str | None) -> None:
     """Evaluates the models on the command line.
 
     Args:
-        kind: the kind of task. None: the first run's.
+        kind: the kind of task. None: that of the first run's task.
         doc: the script's docstring, for `--help`.
     """
     settings = parse_settings(kind, doc)

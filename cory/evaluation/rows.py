@@ -6,8 +6,8 @@ trained from.
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
-  observer. A chain of two agents is thus compared with two calls of one model. Longer chains add a call per role. If
-  the agent's only role is not the first role of the task's chain, the agent answers once.
+  observer. A chain of two agents is thus compared with two calls of one model. Longer chains add a call per role. A
+  single agent answers only once if its role is not the task's first role, since it cannot begin the chain.
 * untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. Otherwise this
   chain is `base after itself`.
 
@@ -88,7 +88,7 @@ def base_of_saved(model: ModelConfig) -> ModelConfig:
     config = run_config(run)
     base = config.of_agent(agent_index(folder.name)).model
     base = replace(base, name=config.resolve(base.name), chat_template=model.chat_template)
-    # If the earlier run did not train the agent either, its model there may itself be a saved agent.
+    # If the agent was frozen in that run, too, its model may be an agent saved by a still earlier run.
     return base if config.is_trained(agent_index(folder.name)) else base_of_saved(base)
 
 
@@ -144,7 +144,7 @@ class Lineup:
         runs: the settings of the runs, by folder.
         sampling: the sampling settings of all rows.
         kl_coef: eta of the combined reward.
-        team_sizes: numbers of responses for which a chain earns a team reward.
+        team_sizes: the lengths, in responses, of the chains that earn a team reward.
         notes: caveats about the numbers.
         sampled_kl: whether to report the sampled KL beside the full KL, because a run penalizes the sampled KL.
         date: the date shown by chat templates that print one: the first run's, or None for today.
@@ -231,7 +231,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         runs=runs,
         sampling=config.sampling.after_training(settings.sampling),
         kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
-        # A single agent that answers after itself as often as the longest chain earns a team reward, too.
+        # A single agent's chain with itself earns a team reward, too, if it has as many calls as the longest chain.
         team_sizes={longest, *roles},
         notes=notes,
         sampled_kl=any(config.ppo.kl_penalty == "kl" for config in runs.values()),
@@ -272,7 +272,7 @@ def _references(solo: Sequence[Row]) -> list[str]:
             measured.setdefault(name, []).append(row.name)
     if len(measured) < 2:
         return []
-    parts = [f"of {', '.join(names)} to {reference}" for reference, names in measured.items()]
+    parts = [f"{reference} for {', '.join(names)}" for reference, names in measured.items()]
     return [f"KL and combined rewards have different references: {'; '.join(parts)}"]
 
 
@@ -315,8 +315,11 @@ def _after_itself(row: Row, calls: int) -> list[Row]:
 def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Task":
     """Returns the task with the prompts and roles that a run has recorded.
 
-    Prompts named in `changes` (to the run's `task` block) are taken from the task. So are roles that the run lacks,
-    which a single agent holds when it answers after itself. They are added only if the run's first role is the task's.
+    Roles that the run lacks are taken from the task, if run and task have the same first role. A single agent holds
+    them when it answers after itself.
+
+    Args:
+        changes: changes to the run's `task` block. Prompts that they name are also taken from the task.
     """
     config = run_config(run)
     templates = dict(read_settings(run)["fingerprint"]["prompts"])
@@ -357,7 +360,7 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
     notes = []
     if fingerprint["prompts_sha256"] != with_prompts_of(Path(run), task, {}).hash_of_prompts():
         notes.append(
-            f"{run_label(run)} was trained with another version of the file of a prompt function"
+            f"{run_label(run)} was trained with another version of the file that defines a prompt function"
         )
     before = {key: value for key, value in fingerprint.items() if "reward" in key}
     now = task.fingerprint_of_reward()

@@ -159,7 +159,7 @@ def _values_by_query(
             task_reward + team_reward
             for task_reward, team_reward in zip(task_rewards, team_rewards, strict=True)
         ]
-    # Without the task's team reward, a combined reward would not be comparable with a full chain's.
+    # If this chain does not earn the task's team reward, its combined reward cannot be compared with a full chain's.
     if has_team_reward or task.team is None:
         values["combined_reward"] = [
             reward - kl_coef * nats for reward, nats in zip(earned, chain_kl, strict=True)

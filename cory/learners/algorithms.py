@@ -86,7 +86,7 @@ class GroupAlgorithm(ABC):
         return clipped_losses(ratio, advantages, self.cliprange, self.cliprange_high)
 
     def token_losses(self, tokens: ResponseTokens, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns each token's loss (clipped term plus KL, 0 at padding), its ratio, and whether that was clipped."""
+        """Returns each token's loss (clipped term plus KL, 0 at padding), its ratio, and whether it was clipped."""
         ratio = tokens.log_ratios.exp()
         losses, is_clipped = self.clipped(ratio, tokens.advantages)
         if kl_coef:
@@ -97,8 +97,8 @@ class GroupAlgorithm(ABC):
 def token_kl(tokens: ResponseTokens, ratio: Tensor, kl_coef: float) -> Tensor:
     """The KL to the reference as a term of each token's loss: `eta * ratio * k3`.
 
-    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The ratio carries gradient, too. Without it, the
-    gradient would differ from the KL's even where the ratio is 1.
+    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The ratio carries gradient, too. Otherwise the
+    term's gradient would differ from the KL's even where the ratio is 1.
     """
     gap = (tokens.ref_logprobs - tokens.logprobs) * tokens.mask
     return kl_coef * ratio * (gap.exp() - gap - 1)
@@ -135,7 +135,7 @@ class REINFORCE(RLOO):
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
         """`r - mean(r)`, where the mean covers all processes' responses."""
-        if rewards.shape[1] > 1:  # with branches, the observers of one response form a group
+        if rewards.shape[1] > 1:  # with branches, responses to one response form a group
             return RLOO.advantages(rewards)
         total = distributed.all_reduce_sum(rewards[:, 0].sum(0, keepdim=True))
         return rewards - total / distributed.world_size() / len(rewards)
@@ -228,7 +228,7 @@ def group_advantages(
         rewards: training rewards (rows,), one group after the other.
         algorithm: a name in `GROUP_ALGORITHMS`.
         group_size: number of responses to a query, which form a group. REINFORCE compares the whole batch instead.
-        branches: number of observers of each pioneer's response. If above 1, these observers form the group.
+        branches: number of observer responses to each pioneer response. If above 1, these responses form the group.
 
     >>> group_advantages(Tensor([1.0, 3.0, 5.0, 5.0]), "rloo", 2).tolist()
     [-2.0, 2.0, 0.0, 0.0]

@@ -1,8 +1,8 @@
 """REINFORCE, RLOO, GRPO and its variants: learning from comparisons between responses, without a value head.
 
 `group_size` chains answer each query, with one response per role. Each role has its own baseline, computed from the
-chains' rewards in that role. With one agent, this is the ordinary algorithm. With branches, several observers answer
-the same response, and their baseline is computed from their rewards.
+chains' rewards in that role. With one agent, this is the ordinary algorithm. With `branches`, several
+observer responses follow each pioneer response; their baseline is computed from their own rewards.
 """
 
 from collections.abc import Sequence
@@ -78,7 +78,8 @@ class GroupLearner(Learner):
         """Returns one advantage per response, repeated at all its tokens."""
         sizes = [len(rollout.completions) for rollout in rollouts]
         chains = self.config.chains_per_query
-        # With branches, the observers of one response form a group. The pioneer has fewer rows than `batch_size`.
+        # With branches, the observer responses to one pioneer response form a group. A pioneer's rollout is recognized
+        # by its size: it has fewer rows than `batch_size`.
         branches = [self.config.branches if size == self.batch_size else 1 for size in sizes]
         groups = [count if count > 1 else chains for count in branches]
         shares = [

@@ -131,7 +131,7 @@ class Learner(ABC):
         Args:
             new: outputs of the policy being trained.
             entropies: entropies (rows, R) of `new`.
-            rows: the part of the experience that has these rows.
+            rows: some rows of the update's experience.
             sizes: numbers of tokens and responses in the mini-batch.
         """
 
@@ -403,7 +403,7 @@ class Learner(ABC):
         """
         batch = experience.window
         # Gradients are averaged over ranks. Sums over tokens are therefore divided by the mean number of tokens per
-        # rank, and sums over responses by the number of responses per rank, which all ranks share.
+        # rank, and sums over responses by the number of responses per rank, which is the same on all ranks.
         response_tokens = torch.tensor(sum(batch.response_lengths[i] for i in indices))
         tokens = (
             distributed.all_reduce_sum(to_device(response_tokens, self.device))
@@ -437,7 +437,7 @@ class Learner(ABC):
         """Applies the accumulated gradient to the weights."""
         if self._is_dropped(step):
             # A dropped step has gradient zero; Adam's momentum still moves the weights. If a step accumulates several
-            # mini-batches, TRL zeroes only the one with the large ratio.
+            # mini-batches, TRL zeroes only the gradient of the mini-batch with the large ratio.
             torch._foreach_zero_([p.grad for p in self.model_params if p.grad is not None])
         if self.ppo.max_grad_norm is not None:
             self.accelerator.clip_grad_norm_(self.model_params, self.ppo.max_grad_norm)

@@ -10,7 +10,7 @@ from cory.parallel import distributed
 
 
 class TokenLogprobs(torch.autograd.Function):
-    """Log-softmax and the log-probabilities of the chosen tokens, stored in a single array of vocabulary size.
+    """Log-softmax and the log-probabilities of the chosen tokens, allocating only one array of vocabulary size.
 
     `apply(logits (..., V), ids (...), temperature)` returns `logprobs (...)`, with gradient, and
     `all_logprobs (..., V)`, without gradient, for entropy and KL. Both describe the distribution
@@ -95,7 +95,7 @@ def gae(
     lam: float,
     scores_alike: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """GAE (Eq. 12), whitened over the response tokens of all processes; TRL whitens within each process.
+    """GAE (Eq. 12). Advantages are whitened over the response tokens of all processes; TRL whitens within each process.
 
     If all responses have the same training reward (`scores_alike`), token rewards differ only by the KL. Advantages are
     then centred but not scaled: scaling would magnify the noise of a small KL to the size of a reward.
@@ -133,9 +133,10 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 class LossTerms(NamedTuple):
     """The loss and its statistics as scalar tensors.
 
-    They are sums over response tokens, or some rows' contribution to a mini-batch's means. `loss` is minimized and
-    carries the gradient; docs/metrics.md defines the statistics. `policy_loss` includes the KL if the KL is in the
-    loss, `ratio` is the probability ratio, and only PPO has a `value_loss`.
+    `ppo_losses` returns sums over the response tokens of some rows. `Learner.loss_terms` returns these rows'
+    contribution to the means of their mini-batch. `loss` is minimized and carries the gradient; docs/metrics.md defines
+    the statistics. `policy_loss` includes the KL if the KL is in the loss, `ratio` is the probability ratio, and only
+    PPO has a `value_loss`.
     """
 
     loss: Tensor

@@ -79,7 +79,7 @@ def _compare(
     """Raises a UserError if the responses' logits change when each text runs alone.
 
     Args:
-        logits: logits (T, vocabulary) of each response, with T at least its length.
+        logits: logits (T, vocabulary) of each response, with T at least the response's length.
     """
     differences, scales = [], []
     for row, query, response in zip(logits, queries, responses, strict=True):

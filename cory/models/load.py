@@ -82,7 +82,7 @@ def find(name: str, key: str, revision: str | None = None) -> dict[str, Any]:
 def load_tokenizer(
     name: str, where: dict[str, Any], key: str = "model.name"
 ) -> PreTrainedTokenizerBase:
-    """Loads a model's tokenizer. One without a pad token pads with its end token, as padding is always masked.
+    """Loads a model's tokenizer. If it has no pad token, it pads with its end token, as padding is always masked.
 
     Args:
         name: Hub id or local folder.

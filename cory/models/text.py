@@ -131,8 +131,8 @@ def plain_texts(
     The texts go into other agents' prompts and to the reward function, where special tokens would take effect.
 
     Args:
-        turn: whether responses are chat turns. If so, the space is removed that SentencePiece tokenizers add before a
-            text; if not, a leading space belongs to the response.
+        turn: whether responses are chat turns. If so, the space that SentencePiece tokenizers add before a text is
+            removed; if not, a leading space belongs to the response.
     """
     special = special_tokens(tokenizer)
     read = reader(tokenizer)
@@ -176,8 +176,8 @@ def without(special: Iterable[str], text: str) -> str:
 def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
     """Returns a function that decodes a response as the continuation of a prompt, including special tokens.
 
-    Stop texts are searched for in this text. The function decodes a prefix, too, as SentencePiece tokenizers drop a
-    space at the start of a text.
+    Stop texts are searched for in the decoded text. The function also decodes a prefix, as SentencePiece tokenizers
+    drop a space at the start of a text.
     """
     prefix = tokenizer("a", add_special_tokens=False)["input_ids"]
     length = len(decode(tokenizer, prefix))

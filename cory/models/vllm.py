@@ -103,8 +103,8 @@ class Engine:
         """Samples one response per query with the policy's current weights, like `cory.models.sample.sample`.
 
         Queries and responses are 1-d tensors of token ids. The second list has the response tokens' log-probabilities
-        as the engine computes them: at the sampling temperature, if the server was started by `_command`. The server
-        draws the random numbers.
+        as the engine computes them: at the sampling temperature, if the server was started with the command that
+        `_command` returns. The server draws the random numbers.
 
         Args:
             ends: tokens that end a response, besides the texts in `sampling.stop`.
@@ -169,7 +169,7 @@ class Engine:
         if sends_base:
             save_policy(policy, base, adapter=None)
         save_policy(policy, folder, agent)
-        # Requests come after all collective operations: a refusal must not leave other ranks waiting there.
+        # Requests come after all collective operations, in which a refusal would leave the other ranks waiting.
         if distributed.is_main():
             if sends_base:
                 self._load_weights(base)
@@ -201,7 +201,7 @@ class Engine:
         )
 
     def _ask(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        """Returns the server's answer, {} if not a JSON object. Raises a UserError if it is missing or an error."""
+        """Returns the server's answer, or {} if it is not a JSON object. Raises a UserError if the request fails."""
         url = self.url + path
         try:
             answer = self.http.request(

@@ -54,7 +54,8 @@ def _gpu_of_process(device: torch.device, gpus: int) -> torch.device:
             f"device: expected auto or cuda with {processes} processes on this machine, got {str(device)!r}. Each "
             "process uses its own GPU"
         )
-    number = int(os.environ.get("LOCAL_RANK", "0"))  # also 0 if each process sees only its own GPU
+    # torchrun --virtual-local-rank shows each process only its own GPU, and sets LOCAL_RANK to 0.
+    number = int(os.environ.get("LOCAL_RANK", "0"))
     if processes > 1 and number >= gpus:
         raise UserError(
             f"device: expected at most {gpus} processes (--nproc_per_node), one per GPU, got {processes}"
@@ -148,12 +149,12 @@ def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
     """
     cores = torch.get_num_threads()
     share = max(1, cores // len(calls))
-    # torch's setting is local to the thread that makes it, so it does not change this thread's.
+    # set_num_threads acts on the thread that calls it, so this thread keeps its number of cores.
     with ThreadPoolExecutor(
         len(calls), initializer=torch.set_num_threads, initargs=(share,)
     ) as pool:
         futures = [pool.submit(call) for call in calls]
-    # New threads, however, inherit the number that was set last.
+    # Threads started later, however, inherit the number that was set last.
     torch.set_num_threads(cores)
 
     errors = [error for future in futures if (error := future.exception()) is not None]

@@ -283,7 +283,7 @@ class Results(Callback):
         }
         if process.caveats:
             summary["notes"] = [*process.caveats]
-        # Deletes the old summary first, so that a crash while saving cannot look finished.
+        # Deletes the old summary first, so that a run that crashes while saving does not look finished.
         if run.writes:
             (run.folder / SUMMARY).unlink(missing_ok=True)
         save_agents(run, [agent for agent in trainer.agents if agent.is_trained])

@@ -28,7 +28,7 @@ from cory.task import Task
 NUM_QUERIES = 4  # queries shown with responses, before and after training and in samples.jsonl
 EMPTY_SHARE = 0.1
 
-# Explanations of the warning flags in metrics.jsonl. A start of a run prints each of them at most once.
+# Explanations of the warning flags in metrics.jsonl. Each is printed at most once; a resumed run may print it again.
 MEANING = {
     "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate or, "
     "if ppo.kl_penalty is full, ppo.kl_penalty: kl (docs/paper.md, 'KL penalty').",
@@ -93,7 +93,7 @@ def measure(
 
 
 def _task_metrics(task: Task, iteration: Iteration, role: int) -> dict[str, float]:
-    """Returns a role's mean of each task metric and, if the task has several reward functions, of each of them.
+    """Returns a role's mean of each task metric and, if the task has several reward functions, of each function.
 
     A mean covers the responses to which the metric applies. A metric that applies to none is left out.
     """
@@ -188,7 +188,7 @@ def describe(
     """
 
     def first_branches(responses: int) -> slice:
-        """Returns which of a role's responses are first branches, given their number."""
+        """Returns the slice that selects the first branch of each of `rows` among a role's `responses` responses."""
         branches = responses // len(columns["prompt"])
         return slice(0, rows.stop and rows.stop * branches, (rows.step or 1) * branches)
 

@@ -8,8 +8,8 @@ from cory.config import AgentConfig
 from cory.errors import UserError
 from cory.settings import read_yaml
 
-# Keys that may differ when a run continues. Some set how the run computes, which changes numbers only by rounding, and
-# others its length and outputs. The last three are entries of config.yaml that are not settings.
+# Keys that may differ when a run continues. Some set how the run computes, which changes numbers only by rounding;
+# others set its length and outputs. The last three are entries of config.yaml that are not settings.
 FREE = frozenset(
     {
         "device",
@@ -32,7 +32,7 @@ FREE = frozenset(
 def read_settings(run: Path) -> dict[str, Any]:
     """Reads a run's config.yaml: settings, fingerprint, versions. Executes nothing.
 
-    Raises a UserError if the file is missing or names code.
+    Raises a UserError if the file is missing or unreadable.
     """
     file = run / "config.yaml"
     if not file.is_file():

@@ -20,7 +20,9 @@ Summary = dict[str, dict[str, dict[str, float]]]
 
 
 def summarise(history: Sequence[Mapping[str, Any]], agents: Sequence[str]) -> Summary:
-    """Averages each agent's metrics over the first and over the last 10 iterations, or half of a short run.
+    """Averages each agent's metrics over the first 10 and over the last 10 iterations.
+
+    In runs shorter than 20 iterations, averages over the first and over the last half.
 
     Args:
         history: rows of metrics.jsonl.
@@ -103,7 +105,8 @@ def summary_table(agents: Summary, roles: Summary) -> str:
             )
             lines.append(f"{name:{name_width}}{metric:18}{numbers}")
     lines.append(
-        f"Means over the first and the last {WINDOW} iterations, or half of a shorter run."
+        f"Means over the first {WINDOW} and the last {WINDOW} iterations; in runs shorter than {2 * WINDOW}, over the "
+        "first and the last half."
     )
     return "\n".join(lines)
 

@@ -103,7 +103,7 @@ def test_each_agents_kl_is_to_its_own_base(config, held_out, tmp_path, tokenizer
     rows = {row["name"]: row for row in done.rows}
     (note,) = json.loads((done.folder / "evaluation.json").read_text())["notes"]
     assert re.search(
-        r": of ppo/agent_1 to base \(\w+/gpt2\); of run/agent_1 to base of run/agent_1 \(\w+/other\)$",
+        r": base \(\w+/gpt2\) for ppo/agent_1; base of run/agent_1 \(\w+/other\) for run/agent_1$",
         note,
     )
     assert "base of run/agent_1" in rows
