@@ -100,7 +100,7 @@ def _compare_with_base(
                 pad_token(agent.tokenizer),
             )
     numbers = []
-    # One response at a time, since the logits of one fit in a processor's cache and the batch's logits do not.
+    # One response at a time: a response's logits fit in a processor's cache, the batch's logits do not.
     for row, response in enumerate(rollout.response_ids):
         logits = torch.stack(rollout.logits[row]).float()
         ids = to_device(response, logits.device)
