@@ -11,8 +11,8 @@ trained from.
 * untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. Otherwise this
   chain is `base after itself`.
 
-KL is to the base under the same prompt: the query for solo rows, the observer's prompt for the others. Each model is
-loaded with its run's settings (chat template, quantization) and reads its run's prompts.
+KL is measured to the base under the same prompt: the query for solo rows, the observer's prompt for all other rows.
+Each model is loaded with its run's settings (chat template, quantization) and reads its run's prompts.
 """
 
 import itertools
@@ -246,7 +246,7 @@ def _add_agents(
     run_task = with_prompts_of(run, task, settings.task)
     agents = []
     for name, source in agent_sources(run, config, settings.model).items():
-        # KL is to the agent's own base, unless the settings name one base for all rows.
+        # KL is measured to the agent's own base, unless the settings name one base for all rows.
         base = solo[0].source.base if settings.base else source.base
         if config.is_trained(agent_index(name)) and _row_of(base, solo) is None:
             solo.append(Row(f"base of {name}", ModelSource(base, None, base), run_task))
