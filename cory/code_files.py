@@ -78,7 +78,7 @@ def is_code(text: str) -> bool:
 
 
 def as_list(names: list[str] | str) -> list[str]:
-    """Returns names as a list; a single name becomes a list of one."""
+    """Returns names as a list; a single name becomes a list with one entry."""
     return [names] if isinstance(names, str) else names
 
 

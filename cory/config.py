@@ -578,7 +578,7 @@ class Config(Settings):
             )
 
     def _check_roles(self) -> None:
-        """Checks that each role has an entry, that names differ, and that no prompt is set without knowledge transfer."""
+        """Checks that each role has an entry, that names differ, and that prompts require knowledge transfer."""
         if not self.roles:
             return
         if len(self.roles) != self.cory.num_roles:

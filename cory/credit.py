@@ -25,7 +25,8 @@ def assign_credit(
     """Returns each role's training rewards: one tensor per role, in chain order, with one entry per response.
 
     All roles have the same number of responses, except with `Config.branches`. Then the second role has several
-    responses, adjacent in the batch, to each response of the first role. The first role is credited with their mean.
+    responses, adjacent in the batch, to each response of the first role. The first role's response is credited with
+    their mean reward.
 
     Args:
         task_rewards: each role's task rewards r_j, one tensor per role, in chain order.

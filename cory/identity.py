@@ -157,7 +157,7 @@ def _folder_hash(folder: Path) -> str:
 
 
 def _parts_of_weights(file: Path) -> Iterator[bytes]:
-    """Yields the parts of a file to hash: both its ends or, for safetensors, the header and both ends of each tensor."""
+    """Yields the parts of a file to hash: its two ends or, for safetensors, the header and both ends of each tensor."""
     with open(file, "rb") as stream:
         size = file.stat().st_size
         spans = [(0, size)]

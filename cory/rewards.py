@@ -5,9 +5,9 @@
 Functions have the signature of TRL's GRPO reward functions; `async def` functions and callable objects work, too. A
 function receives the columns that its parameters name, or all of them if it takes **kwargs: `prompts`, `completions`,
 `completion_ids` (each completion's tokens, including an end token), `role` (the role that wrote each completion, by
-name) and the dataset's columns. For chat prompts, prompts and completions are messages, as in TRL. A function returns None for a
-response to which it does not apply. A metric cannot take `completion_ids`, but can take `rewards`, the responses' task
-rewards. A team reward takes `chains`, one list of responses per chain, in place of `completions`.
+name) and the dataset's columns. For chat prompts, prompts and completions are messages, as in TRL. A function returns
+None for a response to which it does not apply. A metric cannot take `completion_ids`, but can take `rewards`, the
+responses' task rewards. A team reward takes `chains`, one list of responses per chain, in place of `completions`.
 
 Errors raised by a function are not caught.
 """

@@ -156,7 +156,7 @@ class RolePrompts:
         return placeholders(template, f"prompt of {self.name(role)}")
 
     def reads(self, role: int) -> list[int]:
-        """Returns the earlier roles whose responses a role's template contains, each as often as it occurs."""
+        """Returns the earlier roles whose responses a role's template contains, listed once per occurrence."""
         earlier = {self.name(index): [index] for index in range(role)}
         earlier |= {"response": [role - 1], "responses": list(range(role))}
         return [index for name in self.placeholders(role) for index in earlier.get(name, [])]

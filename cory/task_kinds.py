@@ -51,7 +51,7 @@ class TaskKind(Generic[C]):
     def make_task(self, config: C, rows: "Dataset | None" = None) -> "Task":
         """Returns a run's task with the run's roles. Its dataset is `rows`, or else the training rows.
 
-        Raises a UserError if the settings do not give a task.
+        Raises a UserError if the settings are invalid, or `config.resume` names a run made in Python.
         """
         run = config.resume
         if run not in (None, "auto") and kind_of_run(read_settings(Path(run))) is None:

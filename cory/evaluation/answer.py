@@ -60,7 +60,7 @@ def respond(
     seed: int = 0,
     batch_size: int = 64,
 ) -> tuple[Rollout, list[Divergence]]:
-    """Samples one response per prompt in batches of similar length, and measures each response's divergence from the base.
+    """Samples one response per prompt, in batches of similar length. Returns them with their divergences from the base.
 
     Args:
         base: the base model, which has the agent's tokens. None: the agent's policy without its adapter.
@@ -100,7 +100,7 @@ def _compare_with_base(
                 pad_token(agent.tokenizer),
             )
     numbers = []
-    # One response at a time, since the logits of one fit in a processor's cache and the batch's logits do not.
+    # One response at a time: a response's logits fit in a processor's cache, the batch's logits do not.
     for row, response in enumerate(rollout.response_ids):
         logits = torch.stack(rollout.logits[row]).float()
         ids = to_device(response, logits.device)

@@ -39,7 +39,7 @@ def evaluation_colours(names: Sequence[str]) -> list[Any]:
     agents: dict[str, set[str]] = {}
     for run, name in zip(runs, names, strict=True):
         agents.setdefault(run, set()).update(re.findall(r"agent_\d+", name))
-    # All except `base`, `base after itself` and `base of RUN`.
+    # Leave out `base`, `base after itself` and `base of RUN`.
     trained = {
         run: len(agent_names) for run, agent_names in agents.items() if run.split()[0] != "base"
     }

@@ -6,14 +6,13 @@ trained from.
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
-  observer. A chain of two agents is thus compared with two calls of one model. Longer chains add a call per role. An
-  agent whose run has a single role, and a different one from the task's first role, cannot begin a chain and answers
-  once.
+  observer. A chain of two agents is thus compared with two calls of one model. Longer chains add a call per role. A
+  single agent answers only once if its role is not the task's first role, since it cannot begin the chain.
 * untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. Otherwise this
   chain is `base after itself`.
 
-KL is to the base under the same prompt: the query for solo rows, the observer's prompt for the others. Each model is
-loaded with its run's settings (chat template, quantization) and reads its run's prompts.
+KL is measured to the base under the same prompt: the query for solo rows, the observer's prompt for all other rows.
+Each model is loaded with its run's settings (chat template, quantization) and reads its run's prompts.
 """
 
 import itertools
@@ -232,7 +231,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
         runs=runs,
         sampling=config.sampling.after_training(settings.sampling),
         kl_coef=kl_coef if settings.kl_coef is None else settings.kl_coef,
-        # A single agent that answers after itself earns a team reward, too, if it has as many calls as the longest chain.
+        # A single agent's chain with itself earns a team reward, too, if it has as many calls as the longest chain.
         team_sizes={longest, *roles},
         notes=notes,
         sampled_kl=any(config.ppo.kl_penalty == "kl" for config in runs.values()),
@@ -247,7 +246,7 @@ def _add_agents(
     run_task = with_prompts_of(run, task, settings.task)
     agents = []
     for name, source in agent_sources(run, config, settings.model).items():
-        # KL is to the agent's own base, unless the settings name one base for all rows.
+        # KL is measured to the agent's own base, unless the settings name one base for all rows.
         base = solo[0].source.base if settings.base else source.base
         if config.is_trained(agent_index(name)) and _row_of(base, solo) is None:
             solo.append(Row(f"base of {name}", ModelSource(base, None, base), run_task))
@@ -361,7 +360,7 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
     notes = []
     if fingerprint["prompts_sha256"] != with_prompts_of(Path(run), task, {}).hash_of_prompts():
         notes.append(
-            f"{run_label(run)} was trained with another version of the file of a prompt function"
+            f"{run_label(run)} was trained with another version of the file that defines a prompt function"
         )
     before = {key: value for key, value in fingerprint.items() if "reward" in key}
     now = task.fingerprint_of_reward()

@@ -80,7 +80,7 @@ def table_rows(
             **_task_values(model_records, columns, task),
         }
         for metric, by_query in values.items():
-            # A metric that applies to none of a query's responses is nan there.
+            # A metric that applies to none of a query's responses is nan for this query.
             applies = [index for index, value in enumerate(by_query) if not math.isnan(value)]
             if applies:
                 numbers = [by_query[index] for index in applies]

@@ -135,7 +135,8 @@ class REINFORCE(RLOO):
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
         """`r - mean(r)`, where the mean covers all processes' responses."""
-        if rewards.shape[1] > 1:  # with branches, responses to one response form a group
+        # With branches, the observer responses to one pioneer response form a group.
+        if rewards.shape[1] > 1:
             return RLOO.advantages(rewards)
         total = distributed.all_reduce_sum(rewards[:, 0].sum(0, keepdim=True))
         return rewards - total / distributed.world_size() / len(rewards)

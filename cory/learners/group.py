@@ -1,8 +1,8 @@
 """REINFORCE, RLOO, GRPO and its variants: learning from comparisons between responses, without a value head.
 
 `group_size` chains answer each query, with one response per role. Each role has its own baseline, computed from the
-chains' rewards in that role. With one agent, this is the ordinary algorithm. With `branches`, the pioneer's
-response is followed by several observer responses, whose baseline is computed from these responses' rewards.
+chains' rewards in that role. With one agent, this is the ordinary algorithm. With `branches`, several observer
+responses follow each pioneer response; their baseline is computed from their own rewards.
 """
 
 from collections.abc import Sequence

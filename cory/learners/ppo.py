@@ -93,7 +93,10 @@ class PPOLearner(Learner):
     def targets(
         self, old: OldPolicy, rewards: Tensor, mask: Tensor, rollouts: Sequence[Rollout]
     ) -> Targets:
-        """Computes GAE from token rewards. Whitens advantages per role, so that higher rewards of a role do not count."""
+        """Computes GAE from token rewards.
+
+        Advantages are whitened per role, so that a role's higher rewards do not count as advantages.
+        """
         kl_coef = self.kl_controller.value
         token_rewards = losses.token_rewards(rewards, old.kl, mask, kl_coef)  # Eq. 2
         advantages, returns = [], []

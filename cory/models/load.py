@@ -284,7 +284,7 @@ def tied_targets(model: PeftModel) -> list[str]:
         name
         for name, module in modules
         if isinstance(module, BaseTunerLayer)
-        and not isinstance(module, TrainableTokensLayer)  # PEFT puts it on both modules
+        and not isinstance(module, TrainableTokensLayer)  # PEFT puts this layer on both
         and any(owners[id(weight)] > 1 for weight in module.get_base_layer().parameters(False))
     ]
 

@@ -243,9 +243,7 @@ def _lay_out(batch: Window, layout: Layout) -> PassInputs:
 
             # The token before a response token predicts it; the prompt's last token predicts the first one.
             predictors = torch.arange(prompt_length - 1, prompt_length - 1 + response_width)
-            predictors = predictors.clamp(
-                max=len(positions) - 1
-            )  # at padding, any position will do
+            predictors = predictors.clamp(max=len(positions) - 1)  # at padding, any will do
             predicting[row] = number * layout.length + positions[predictors]
 
     source = to_device(source, device)

@@ -176,8 +176,8 @@ def without(special: Iterable[str], text: str) -> str:
 def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
     """Returns a function that decodes a response as the continuation of a prompt, including special tokens.
 
-    Stop texts are searched for in the decoded text. The function decodes a prefix, too, as SentencePiece tokenizers drop a
-    space at the start of a text.
+    Stop texts are searched for in the decoded text. The function also decodes a prefix, as SentencePiece tokenizers
+    drop a space at the start of a text.
     """
     prefix = tokenizer("a", add_special_tokens=False)["input_ids"]
     length = len(decode(tokenizer, prefix))

@@ -49,7 +49,8 @@ from cory.settings import yaml_text
 from cory.task import Task
 
 CALLBACK = "a callback"  # `stopped_by` of a run that a callback ended, in place of a guard's name
-# What has changed if a hash in the fingerprint (see `fingerprint`) differs. Braces hold the fingerprint's other keys.
+# Maps each hash in the fingerprint (see `fingerprint`) to what has changed if the hash differs. Names in braces are
+# other keys of the fingerprint.
 HASHED = {
     "fingerprint.reward_sha256": "the file that defines the reward {reward}",
     "fingerprint.team_reward_sha256": "the file that defines the team reward {team_reward}",
@@ -252,7 +253,8 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
         new_run = (
             _new_run(folder, config)
             if finished_iterations(folder) == saved.iteration
-            else f"With --iterations {saved.iteration} it then ends and saves its agents, from which a new run can start"
+            else f"With --iterations {saved.iteration}, that run then ends and saves its agents, from which a new run "
+            "can start"
         )
         raise UserError(f"resume: {change}. Undo the change to continue {folder}. {new_run}")
     check_models(

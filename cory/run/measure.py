@@ -28,7 +28,7 @@ from cory.task import Task
 NUM_QUERIES = 4  # queries shown with responses, before and after training and in samples.jsonl
 EMPTY_SHARE = 0.1
 
-# Explanations of the warning flags in metrics.jsonl. Each is printed at most once, and again after the run is resumed.
+# Explanations of the warning flags in metrics.jsonl. Each is printed at most once; a resumed run may print it again.
 MEANING = {
     "kl": "KL {kl:.1f} is above guards.kl_bound. Try a larger ppo.init_kl_coef, a smaller ppo.learning_rate or, "
     "if ppo.kl_penalty is full, ppo.kl_penalty: kl (docs/paper.md, 'KL penalty').",
@@ -188,7 +188,7 @@ def describe(
     """
 
     def first_branches(responses: int) -> slice:
-        """Returns the slice of a role's responses, given their number, that has the first branch of each of `rows`."""
+        """Returns the slice that selects the first branch of each of `rows` among a role's `responses` responses."""
         branches = responses // len(columns["prompt"])
         return slice(0, rows.stop and rows.stop * branches, (rows.step or 1) * branches)
 

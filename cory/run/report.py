@@ -133,8 +133,8 @@ def start_and_end(rows: Sequence[Record]) -> Table:
             row[TITLES[metric]] = f"{values['start']:.3f} → {values['end']:.3f}"
         cells.append(row)
     note = (
-        "Means over the first 10 and the last 10 iterations; in runs shorter than 20, over the first and the last half. "
-        "A single run has no interval."
+        "Means over the first 10 and the last 10 iterations; in runs shorter than 20, over the first and the last "
+        "half. A single run has no interval."
     )
     return Table("Start and end", cells, note)
 
