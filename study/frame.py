@@ -128,7 +128,7 @@ class Study:
 
     @property
     def drawn_length(self) -> float | None:
-        """The mean response length that runs draw, in tokens; None if they do not draw lengths."""
+        """The mean of the randomly drawn response lengths, in tokens; None if runs have a fixed length."""
         limits = self.runs[[SHORTEST, LIMIT]].astype(float)
         if (limits[SHORTEST] == limits[LIMIT]).all():
             return None
