@@ -324,7 +324,7 @@ def names_eta(study: Study) -> bool:
 
 
 def last(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Returns each agent's rows of its last 10 iterations with a role."""
+    """Returns each agent's rows from the last 10 iterations in which it has a role."""
     newest_first = metrics.groupby([*RUN, "agent"])["iteration"].rank("dense", ascending=False)
     return metrics[newest_first <= LAST]
 

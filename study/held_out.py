@@ -23,8 +23,8 @@ CALLS = {1: "one call", 2: "two calls"}
 NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
     "run's agents, without frozen ones). *Two calls*: an agent answers after reading the other agent's answer, or its "
-    "own if there is one agent. With two agents, the value is the mean over both orders; with fixed roles, it is only "
-    "for the order of training. Compare methods at equal calls."
+    "own if there is one agent. With two agents, the value is the mean over both orders, or the value of the order of "
+    "training if roles are fixed. Compare methods at equal calls."
 )
 
 

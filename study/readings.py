@@ -1,8 +1,8 @@
 """Reads off a run's KL where its task reward reaches a level, in three ways. Definitions: docs/metrics.md.
 
-Groups are compared by the ratio of their KLs, which gives a verdict such as "lower" or "undecided". The verdict uses KLs
-from a polynomial fit. Two other readings check it: a monotone fit, and the first passage, where a running mean first
-reaches the level. A verdict that does not hold in all three readings is called fragile.
+The ratio of two groups' KLs gives a verdict such as "lower" or "undecided". These KLs come from a polynomial fit. Two
+other readings check the verdict: a monotone fit, and the first passage, where a running mean first reaches the level. A
+verdict that does not hold in all three readings is called fragile.
 """
 
 import math
@@ -41,8 +41,8 @@ def readings(length: float | None) -> dict[str, Reading]:
 def fitted_kl(rows: pd.DataFrame, level: float, length: float | None, rise: bool = False) -> float:
     """Reads the KL off a polynomial fit where the fitted task reward first reaches a level.
 
-    Task reward and log KL are each fitted by a polynomial in the iteration plus a multiple of the response length, with
-    least squares.
+    Task reward and log KL are each modelled as a polynomial in the iteration plus a multiple of the response length,
+    fitted by least squares.
 
     Args:
         rows: one agent's metrics, a row per iteration.

@@ -132,7 +132,7 @@ def method_table(study: Study, ours: str, candidates: str, rival: str = "PPO") -
 
 
 def frontier_table(study: Study, families: str) -> Rows:
-    """Compares pairs of families by the difference of their hypervolumes. All pairs are primary."""
+    """Compares pairs of families (groups that differ in one key) by their hypervolumes. All pairs are primary."""
     return frontiers_apart(study, _listed_pairs(families))
 
 
