@@ -1,4 +1,4 @@
-"""Compares two groups that differ in credit assignment: how soon they earn a reward, and the first role's gradient norm."""
+"""Compares groups that differ in credit assignment: time until a reward is reached, and the first role's gradient norm."""
 
 from study.cells import Rows
 from study.frame import RUN, Study

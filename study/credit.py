@@ -14,8 +14,8 @@ An estimate samples `GROUP` chains for one query, or a tree of responses to it.
 * *Variance at equal tokens*: the variance times the number of sampled tokens, because averaging n estimates divides the
   variance by n. A response is one token. Responses that serve only as a baseline count, too.
 
-If its source allows it, an estimator uses this baseline: the mean over the other responses to the same prompt, as in
-RLOO, or to the same query if the prompt has only one response.
+If its source allows it, an estimator's baseline is the mean over the other responses to the same prompt, as in RLOO. If
+the prompt has only one response, the baseline is the mean over the other responses to the same query.
 """
 
 import math
