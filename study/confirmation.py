@@ -1,4 +1,4 @@
-"""Compares groups that differ in credit assignment: time until a reward is reached, and the first role's gradient norm."""
+"""Compares groups that differ in credit assignment: iterations to a reward, and the first role's gradient norm."""
 
 from study.cells import Rows
 from study.frame import RUN, Study
