@@ -40,8 +40,8 @@ OPTIONAL = (
 )
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["reward", "reward_sha256", "dataset_sha256", "rows"]
-SHORTEST = "sampling.min_new_tokens"  # the smallest response length that runs draw
-LIMIT = "sampling.max_new_tokens"  # the largest response length
+SHORTEST = "sampling.min_new_tokens"  # lower bound of the randomly drawn response lengths
+LIMIT = "sampling.max_new_tokens"  # upper bound of the response lengths
 KL_GUARD = "guards.stop_at_kl"  # `stopped_by` of runs that this guard ended
 NUMBERS = {
     "seed": "Int64",
