@@ -173,7 +173,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--models", type=Path, help="folder that keeps the models")
-    parser.add_argument("--server", help="address of a vLLM server that has the size's model")
+    parser.add_argument("--server", help="address of a vLLM server for the model of --sizes")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=argparse.SUPPRESS)
     parser.add_argument("--way", help=argparse.SUPPRESS)
     options = parser.parse_args()

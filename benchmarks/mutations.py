@@ -215,7 +215,7 @@ FAULTS = [
         "mean_interval(numbers, clusters)", "mean_interval(numbers)", EVALUATION,
     ),
     Fault(
-        "tokens_written_as_read", "cory/evaluation/table.py",
+        "written_tokens_counted_as_read", "cory/evaluation/table.py",
         '"tokens_read": _summed(chain, "prompt_tokens")', '"tokens_read": _summed(chain, "tokens")',
         EVALUATION,
     ),
@@ -259,8 +259,8 @@ def run_tests(clone: Path, paths: list[str], ignored: list[str] | None = None) -
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
     command += [f"--basetemp={clone.parent / 'pytest'}", *paths]
     command += [f"--ignore={path}" for path in ignored or []]
-    # With PYTHONPATH, programs that tests start elsewhere import the clone, too. No bytecode is cached, as
-    # Python notices a change only by a file's size and the second of its modification.
+    # With PYTHONPATH, subprocesses of tests import the clone even from other working directories. No bytecode
+    # is cached, because Python detects a changed file only by its size and its modification time in seconds.
     environment = os.environ | {"PYTHONPATH": str(clone), "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "COLUMNS": "200"}
     log = clone.parent / "pytest.log"

@@ -39,10 +39,10 @@ class Clock:
 
 
 def memory_as(name: str) -> None:
-    """Sets the C library's memory settings for a way. They hold for the whole process, and cory's would speed up TRL.
+    """Sets the C library's memory settings for a way. They hold for the whole process.
 
-    ours and minimal use cory's settings. stock uses the settings at which glibc itself arrives in such a process:
-    arrays above 32 MiB get their own pages. These return to the system when the arrays are freed.
+    ours and minimal use cory's settings, which would speed up TRL. stock therefore uses the settings that glibc itself
+    reaches in such a process: arrays above 32 MiB get their own pages, which return to the system when freed.
     """
     import torch
 

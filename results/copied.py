@@ -1,4 +1,5 @@
-"""Measures how much of an answer is copied from the answer that it reads: the share of its word four-grams.
+"""Measures how much of an answer is copied from the answer that it reads: the share of its word four-grams that
+occur there, too.
 
     python -m results.copied runs/experiments/SCALE/NAME/evaluation --out results/NAME_SCALE/copied.csv
 

@@ -242,9 +242,9 @@ def collapses_later(study: Study) -> Interval:
 
 
 def kl_accelerates(study: Study) -> Interval:
-    """Returns the growth of PPO's KL in the second half divided by its growth in the first, at the smallest value.
+    """Returns PPO's KL growth in the second half divided by the first half's, at the smallest value of `study.over`.
 
-    KL starts at 0, so its growth in the first half is the KL at half time. The value is the study's `over`.
+    KL starts at 0, so its growth in the first half is the KL at half time.
     """
     return over_seeds(by_seed(study, PPO, over(second_half, middle("kl")), values_of(study)[0]))
 

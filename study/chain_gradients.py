@@ -1,9 +1,9 @@
 """Computes exact gradients of small chains by enumerating every outcome of sampling, with its probability.
 
 A chain's roles answer one query in turn. Role 1 reads the query; role j reads the query and role j - 1's response. A
-response is one token out of a few, a policy is a table of logits, and a reward is a table of values. The expectation of
-a gradient estimate is its average over all outcomes. It is compared with the objective's gradient, which autograd
-computes. The order of independent draws does not matter, so outcomes that differ only in order are enumerated once
+response is one of a few tokens, a policy is a table of logits, and a reward is a table of values. The expectation of a
+gradient estimate is its average over all outcomes. This average is compared with the objective's gradient, computed by
+autograd. The order of independent draws does not matter, so outcomes that differ only in order are enumerated once
 (`grouped`). All numbers are float64.
 """
 
@@ -71,7 +71,7 @@ class Outcomes(NamedTuple):
     columns: Mapping[tuple[str, int], Tensor]
 
     def follow(self, values: Tensor, role: int) -> Tensor:
-        """Repeats an earlier role's values, one per response, for each of the role's responses that follow."""
+        """Repeats an earlier role's values (one per response) once for each response of `role` that follows."""
         return values.repeat_interleave(self.responses(role) // values.shape[1], dim=1)
 
     def responses(self, role: int) -> int:
@@ -217,7 +217,7 @@ class Estimate(NamedTuple):
 def moments(
     chain: Chain, parts: Sequence[Outcomes], advantages: Callable[[Outcomes], Sequence[Tensor]]
 ) -> Estimate:
-    """Returns the moments of a policy-gradient estimate, a learner's first step.
+    """Returns the moments of a policy-gradient estimate: the gradient of a learner's first optimizer step.
 
     For each role, the estimate averages log-probability gradient times advantage over the role's responses.
 

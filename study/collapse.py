@@ -18,7 +18,7 @@ SMALLEST_SPREAD = 1e-9  # sum of squared deviations, in tokens, below which leng
 
 
 def collapse_times(study: Study) -> pd.DataFrame:
-    """Returns each run's number of iterations until an agent collapses, by `kl` and by `texts`; NaN if none does.
+    """Returns each run's number of iterations until an agent collapses, by cause: `kl` and `texts`; NaN if none does.
 
     An agent collapses when its means over 10 iterations meet the rule of `cory.metrics.collapsed`. In a run that the KL
     guard ended, the last iteration alone suffices: an agent collapses if its KL exceeds the bound.
@@ -140,7 +140,7 @@ def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] =
 
 
 def planned_iterations(study: Study) -> int:
-    """Returns the number of iterations planned for every run. Older rows lack it; then the longest run counts."""
+    """Returns the number of iterations planned for every run, or the longest run's if the rows lack this number."""
     planned = {int(number) for number in study.runs["planned"].dropna()}
     if len(planned) > 1:
         raise ValueError(

@@ -54,7 +54,7 @@ TRAINING = (
 CURVES = "Running means over up to 10 iterations, {}. Bands need at least three runs."
 PATHS = (
     "Lines show the KL at which {}'s task reward, averaged over ten iterations, first reaches a level; markers show "
-    "the end of training. Groups on the same line pay the same KL for a task reward."
+    "the end of training. Where two groups' lines coincide, they have the same KL at the same task reward."
 )
 
 

@@ -12,7 +12,7 @@ from study.frame import METRICS, RUN, Study, natural
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
-    """Returns a label for each agent of each group: the group's name, with the agent's if the group has several."""
+    """Returns each agent's label: the group's name, together with the agent's name if the group has several agents."""
     result = {}
     for name in study.groups:
         agents = natural(study.final.loc[study.final["group"] == name, "agent"].unique())

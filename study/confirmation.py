@@ -1,4 +1,4 @@
-"""Compares two groups whose runs differ in credit: how soon they earn a reward, and the first role's gradient norm."""
+"""Compares groups that differ in credit assignment: iterations to a reward, and the first role's gradient norm."""
 
 from study.cells import Rows
 from study.frame import RUN, Study

@@ -14,8 +14,8 @@ An estimate samples `GROUP` chains for one query, or a tree of responses to it.
 * *Variance at equal tokens*: the variance times the number of sampled tokens, because averaging n estimates divides the
   variance by n. A response is one token. Responses that serve only as a baseline count, too.
 
-If its source allows it, an estimator uses this baseline: the mean over the other responses to the same prompt, as in
-RLOO, or to the same query if the prompt has only one response.
+If its source allows it, an estimator's baseline is the mean over the other responses to the same prompt, as in RLOO. If
+the prompt has only one response, the baseline is the mean over the other responses to the same query.
 """
 
 import math
@@ -242,8 +242,8 @@ def magrpo(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
 def c3(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
     """C3: a response's mean return minus the other responses' mean return, given the same transcript before them.
 
-    Source: `C3CreditProvider.compute` in c3/credit/c3/provider.py with `reward_only` and `loo`, which replays
-    alternatives to a message in the frozen context. Its other two variants add a critic.
+    Source: `C3CreditProvider.compute` in c3/credit/c3/provider.py with `reward_only` and `loo`. C3 replays alternatives
+    to a message in the frozen context. Its other two variants add a critic.
     """
     returns = joint_return(chain, outcomes)
     advantages = []
@@ -266,7 +266,7 @@ def ccpo(chain: Chain, outcomes: Outcomes) -> list[Tensor]:
 
     Source: `_compute_counterfactual_role_rewards` in CCPO/examples/gspo_trainer/two_model/two_model_trainer.py, in its
     form for rewards of any size, with its default baseline, the group's mean solo reward. For outcomes of -1 and 1, the
-    source adds an event bonus instead. It gives the same advantages, as it is linear in R within a group.
+    source adds an event bonus instead, which gives the same advantages, as it is linear in R within a group.
     """
     joint, solo = joint_return(chain, outcomes), solo_return(chain, outcomes)
     bonus = (joint - solo.mean(1, keepdim=True)) / 2
@@ -502,10 +502,10 @@ def table(rows: pd.DataFrame) -> Rows:
 
 
 def pays_from(ratios: "pd.Series[float]", name: str) -> str:
-    """Returns the length of the first role's responses from which a tree pays, or an empty string for plain chains.
+    """Returns how long the first role's responses must be for a tree to pay, or an empty string for plain chains.
 
-    From this number of tokens on, the tree has less variance than causal credit at equal tokens, for two roles under
-    `knowledge`. The second role's responses have one token.
+    If they are longer than this number of tokens, the tree has less variance than causal credit at equal tokens, for
+    two roles under `knowledge`. The second role's responses have one token.
     """
     first, *branches = ESTIMATORS[name].fanouts[2]
     if branches == [1]:

@@ -76,7 +76,7 @@ def primary(
     A ✓ marks primary differences and ratios whose verdict survives Holm's correction over all primary ones.
 
     Args:
-        compared: pairs of group names, ours and the rival. Only seeds of both groups count.
+        compared: pairs of group names, ours and the rival. Only seeds that both groups have are used.
         levels: levels of task reward.
         decided_by: the primary comparisons, as pairs of a role and a column title, such as ("any", "ratio at 1").
         roles: the roles to compare. Default: `any`, and the first role.
@@ -114,9 +114,9 @@ def at_chosen_levels(
     rise: bool = False,
     corrected: bool = False,
 ) -> Rows:
-    """Compares pairs of groups in a role: KL at a level that the first seeds choose, and the end of training.
+    """Compares pairs of groups in a role: KL at a level of task reward, and the end of training.
 
-    `chosen_level` defines how they choose.
+    The level is chosen on the runs of the first seeds (`chosen_level`).
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.
@@ -156,10 +156,10 @@ def at_chosen_levels(
 def at_all_readings(
     study: Study, compared: Sequence[tuple[str, str, str]], candidates: Sequence[float]
 ) -> Rows:
-    """Compares pairs of groups in a role: the ratio of their KLs at a level, in each reading.
+    """Compares pairs of groups in a role: the ratio of their KLs at a level of task reward, in each reading.
 
-    The first seeds choose the level (`chosen_level`). A reading is a way to read the KL at a level. The fit gives the
-    verdict, which is marked *fragile* if another reading disagrees.
+    The level is chosen on the runs of the first seeds (`chosen_level`). A reading is a way to read off the KL at a
+    level. The fit gives the verdict, which is marked *fragile* if another reading disagrees.
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.
@@ -184,7 +184,7 @@ def at_all_readings(
 def ratios_in_all_readings(
     study: Study, names: tuple[str, str], role: str, level: float
 ) -> dict[str, Interval]:
-    """Returns the ratio of two groups' KLs at a level, by reading. The first one decides."""
+    """Returns the ratio of two groups' KLs at a level, by reading. The first reading gives the verdict."""
     metrics = _role_metrics(study, role)
     pair_metrics = metrics[metrics["group"].isin(names)]
     intervals = {}
@@ -238,11 +238,10 @@ def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame
 
 
 def _role_metrics(study: Study, role: str) -> pd.DataFrame:
-    """Returns the metrics in one role or in `any`: a row per run, agent and iteration.
+    """Returns the metrics of one role, or averaged over an agent's roles (`any`): a row per run, agent and iteration.
 
-    In one role, the rows are attributed to a single agent. A group without this role is taken in any role: a single
-    agent, for example, is never an observer. In any role, an agent's roles in one iteration are averaged, and agents
-    that are frozen while others learn are left out.
+    The rows of one role are attributed to a single agent. Groups without the role are averaged as with `any`: a single
+    agent, for example, is never an observer. With `any`, agents that are frozen while others learn are left out.
     """
     metrics = study.without_frozen(study.metrics)
     if role != ANY:

@@ -40,8 +40,8 @@ OPTIONAL = (
 )
 METRICS = ["task_reward", "kl", "combined_reward", "distinct_2", "response_tokens"]
 FINGERPRINT = ["reward", "reward_sha256", "dataset_sha256", "rows"]
-SHORTEST = "sampling.min_new_tokens"  # the smallest response length that runs draw
-LIMIT = "sampling.max_new_tokens"  # the largest response length
+SHORTEST = "sampling.min_new_tokens"  # lower bound of the randomly drawn response lengths
+LIMIT = "sampling.max_new_tokens"  # upper bound of the response lengths
 KL_GUARD = "guards.stop_at_kl"  # `stopped_by` of runs that this guard ended
 NUMBERS = {
     "seed": "Int64",
@@ -128,7 +128,7 @@ class Study:
 
     @property
     def drawn_length(self) -> float | None:
-        """The mean response length that runs draw, in tokens; None if they do not draw lengths."""
+        """The mean of the randomly drawn response lengths, in tokens; None if runs have a fixed length."""
         limits = self.runs[[SHORTEST, LIMIT]].astype(float)
         if (limits[SHORTEST] == limits[LIMIT]).all():
             return None
@@ -324,7 +324,7 @@ def names_eta(study: Study) -> bool:
 
 
 def last(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Returns each agent's rows of its last 10 iterations with a role."""
+    """Returns each agent's rows from the last 10 iterations in which it has a role."""
     newest_first = metrics.groupby([*RUN, "agent"])["iteration"].rank("dense", ascending=False)
     return metrics[newest_first <= LAST]
 

@@ -22,9 +22,9 @@ from study.frame import BASE, TEAM, Study, natural
 CALLS = {1: "one call", 2: "two calls"}
 NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
-    "run's agents, without frozen ones). *Two calls*: an agent answers after reading the other agent's answer (mean "
-    "over both orders; with fixed roles, the order of training) or, if there is one agent, its own. Compare methods at "
-    "equal calls."
+    "run's agents, without frozen ones). *Two calls*: an agent answers after reading the other agent's answer, or its "
+    "own if there is one agent. With two agents, the value is the mean over both orders, or the value of the order of "
+    "training if roles are fixed. Compare methods at equal calls."
 )
 
 
@@ -93,7 +93,7 @@ def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
 
 
 def _is_training_order(answers: str) -> bool:
-    """Whether a chain, such as `agent_2 after agent_1`, has its agents in order.
+    """Whether a chain, such as `agent_2 after agent_1`, has its agents in the order of their numbers.
 
     >>> _is_training_order("agent_2 after agent_1"), _is_training_order("agent_1 after agent_2")
     (True, False)
@@ -146,7 +146,7 @@ def against_rivals(
             if rival.group == BASE:
                 theirs = ours * 0 + theirs.iloc[0]
             kind = ", own KL" if key == OWN_KL_REWARD else ""
-            title = f"{chain.group} minus it{kind} (over seeds)"
+            title = f'"{chain.group}" minus this row{kind} (over seeds)'
             row[title] = "" if rival == chain else difference_text(ours, theirs, key)
         rows.append(row)
     return rows

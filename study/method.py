@@ -35,7 +35,7 @@ def against_one_agent(
 
     Args:
         study: the runs.
-        ours: names of the method's group; the first one in the study counts.
+        ours: candidates for the method's group; the first one found in the study is used.
         rival: the name of the group with a single agent.
         candidates: levels of task reward; the first seeds choose one (`chosen_level`).
 

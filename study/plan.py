@@ -32,7 +32,7 @@ class Planned:
 
     Args:
         label: the runs' name in the experiment's file.
-        group: the name shared by runs that differ only in their seed: the label and, if it has one, the value.
+        group: the name shared by runs that differ only in their seed: the label, followed by the value if there is one.
         value: the value of the experiment's key `over`. None: the experiment has no `over`, or it does not affect the
             run.
         folder: the run's folder.

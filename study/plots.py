@@ -40,7 +40,7 @@ EQUAL_GROUPS = "frac_reward_zero_std"
 
 
 def palette(study: Study) -> dict[str, Any]:
-    """Assigns colours to groups: PPO's to the first with one agent, CORY's to the first with several."""
+    """Assigns colours to groups. The first group with one agent gets PPO's colour, the first with several CORY's."""
     agents = study.final.groupby("group")["agent"].nunique()
     by_group = {name: int(agents.get(name, 0)) for name in study.groups}
     return colours_by_agents(by_group) | {BASE: UNTRAINED}
@@ -59,12 +59,12 @@ def palette_of_families(study: Study) -> dict[str, Any]:
 def plot_curves(study: Study, path: Path) -> None:
     """Plots task reward, KL and combined reward as in the paper's Fig. 3: mean and 95 % interval over runs.
 
-    If all groups compare responses to the same prompt, a further panel shows the share of such comparisons whose
-    rewards are equal.
+    If every run's learner compares groups of responses, as GRPO does, a further panel shows the share of these response
+    groups whose rewards are all equal.
 
     If runs have different lengths, the mean ends with the shortest run, as longer runs may be the better ones. After
-    that, each run has a thin line. With more than `MOST_CURVES` curves, each entry of `panels` gets its own row. It
-    shows the reference groups, averaged over agents, in grey.
+    that, each run has a thin line. With more than `MOST_CURVES` curves, each entry of `panels` gets its own row of
+    panels. Every row except the first also shows the reference groups, averaged over agents, in grey.
     """
     agent_labels = labels(study)
     group_colours = palette(study)
@@ -164,11 +164,11 @@ def _curve(axis: Axes, runs: pd.DataFrame, label: str, style: Mapping[str, Any])
 
 
 def plot_paths(study: Study, path: Path, role: str) -> None:
-    """Plots a role's KL over its task reward during training. Groups on one line pay the same KL for a task reward.
+    """Plots a role's KL over its task reward during training.
 
     Lines show the geometric mean of the KL where the task reward first reaches a level, up to the last level that 90 %
-    of the runs reach. Markers show the end of training. The first panel's groups are grey in the other panels
-    (`panels`).
+    of the runs reach. Where the lines of two groups coincide, the groups have the same KL at the same task reward.
+    Markers show the end of training. The first panel's groups are grey in the other panels (`panels`).
     """
     means = running_means(study, role)
     group_colours = palette(study)
@@ -208,7 +208,7 @@ def panels(study: Study, names: Sequence[str]) -> list[list[str]]:
     """Arranges groups in small multiples; the first panel has the reference groups.
 
     The references are the first group with one agent and the first with several; the baseline takes precedence. Each
-    further panel has one setting, with one agent, several or both, such as `PPO, restart` and `CORY, restart`.
+    further panel has the groups of one setting, such as `PPO, restart` and `CORY, restart`.
     """
     baselines = set(study.runs.loc[study.runs["baseline"], "group"])
     references: dict[str, str] = {}

@@ -1,7 +1,8 @@
-"""Three ways to read a run's KL where its task reward reaches a level. Definitions: docs/metrics.md.
+"""Reads off a run's KL where its task reward reaches a level, in three ways. Definitions: docs/metrics.md.
 
-A polynomial fit decides. Two other readings check it: a monotone fit, and the first passage, where a running mean first
-reaches the level. A verdict that does not hold in all three readings is called fragile.
+The ratio of two groups' KLs gives a verdict such as "lower" or "undecided". These KLs come from a polynomial fit. Two
+other readings check the verdict: a monotone fit, and the first passage, where a running mean first reaches the level. A
+verdict that does not hold in all three readings is called fragile.
 """
 
 import math
@@ -24,10 +25,11 @@ STEP = 0.1  # iterations between the points at which a fit is evaluated
 
 
 def readings(length: float | None) -> dict[str, Reading]:
-    """Returns the three readings by name; the first one decides.
+    """Returns the three readings by name. The first one gives the verdict.
 
     Args:
-        length: the response length, in tokens, at which fits are read. None: lengths are not drawn.
+        length: the response length, in tokens, at which fits are evaluated. None: responses have a fixed length, which
+            fits ignore.
     """
     return {
         "fit": partial(fitted_kl, length=length),
@@ -39,13 +41,13 @@ def readings(length: float | None) -> dict[str, Reading]:
 def fitted_kl(rows: pd.DataFrame, level: float, length: float | None, rise: bool = False) -> float:
     """Reads the KL off a polynomial fit where the fitted task reward first reaches a level.
 
-    Task reward and log KL are each fitted, by least squares, by a polynomial in the iteration plus a multiple of the
-    response length.
+    Task reward and log KL are each modelled as a polynomial in the iteration plus a multiple of the response length,
+    fitted by least squares.
 
     Args:
         rows: one agent's metrics, a row per iteration.
         level: the level of task reward.
-        length: the response length, in tokens, at which both fits are read. None: fits have no term in the length.
+        length: the response length, in tokens, at which both fits are evaluated. None: fits have no term in the length.
         rise: whether the level is relative to the fitted task reward of the first iteration.
     """
     iterations = rows["iteration"].to_numpy(float)

@@ -65,7 +65,7 @@ class Results:
         self.keys = [*varied_keys(planned), *set_for_all]
         self.study = read_study(out) if (out / "runs.csv").exists() else None
         if self.study is not None:
-            # Drops rows of runs that have none in runs.csv: it was deleted, or was not written yet.
+            # Drops rows of runs whose row in runs.csv was deleted or not yet written.
             self.study = self.study.of_runs([(BASE, None), *self.study.names])
             self._check_rows(self.study)
         self._take_rows()

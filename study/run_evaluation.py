@@ -32,8 +32,8 @@ class RunEvaluation:
     def rows(self, item: Planned) -> list[dict[str, Any]]:
         """Evaluates a run and returns its rows and the base model's rows.
 
-        The run evaluated first sets base model, task and sampling, so later evaluations name it, too. If its folder is
-        gone or the options have changed, the current run takes its place.
+        The run evaluated first sets base model, task and sampling, so later evaluations also name this run. If the
+        first run's folder is gone or the options have changed, the current run takes its place.
 
         Raises:
             UserError: the script failed.

@@ -11,11 +11,9 @@ A table stands between two comments. The first comment describes the table:
 A page with a line such as `<!-- frozen: c0f7e9e -->` is left unchanged. The line names the commit that made the page;
 the code that the page measures no longer exists. If an experiment's folder has no rows yet, the table says so.
 
-A description has a kind, a source and options. The source is a folder under results/. Tables of several folders are
-stacked, with a label for each folder's rows in the column `setting`: `SETTING: FOLDER|SETTING: FOLDER`. The option
-`groups` names the groups; `metric`, or `metrics` with commas, names the columns. The kind `rivals` takes a chain and
-its rivals, each as `GROUP: ANSWERS`. The kind `primary` has two rows for each pair of groups: one in any role and one
-in the first role.
+A description has a kind, a source and options. The source is a folder under results/, or several folders with labels:
+`LABEL: FOLDER|LABEL: FOLDER`. The tables of several folders are stacked, and the column `setting` has the labels. The
+option `groups` names the groups, `metric` a single column, and `metrics` several columns, separated by commas.
 """
 
 import re
@@ -58,12 +56,12 @@ FROZEN = re.compile(r"^<!-- frozen: \w+ -->$", re.MULTILINE)
 
 
 def held_out_table(study: Study, metric: str = "combined_reward", groups: str = "") -> Rows:
-    """Groups on held-out queries, in one call and in two, with differences from the baseline."""
+    """Compares groups with the baseline on held-out queries, in one call and in two."""
     return held_out.held_out(study, metric, _listed(groups, "|"))
 
 
 def held_out_by_agent_table(study: Study, metrics: str, answers: str) -> Rows:
-    """Groups on held-out queries, one row for each way of answering that `answers` names."""
+    """Shows groups on held-out queries, with a row for each way of answering that `answers` names."""
     rows = held_out.held_out_by_agent(study, _listed(metrics, ","))
     names = _listed(answers, "|")
     for name in names:
@@ -73,7 +71,7 @@ def held_out_by_agent_table(study: Study, metrics: str, answers: str) -> Rows:
 
 
 def rivals_table(study: Study, chain: str, rivals: str, metric: str = "task_reward") -> Rows:
-    """A chain on held-out queries, `GROUP: ANSWERS`, against its rivals, `GROUP: ANSWERS|GROUP: ANSWERS`."""
+    """Compares a chain, `GROUP: ANSWERS`, with its rivals, `GROUP: ANSWERS|GROUP: ANSWERS`, on held-out queries."""
     answerings = [held_out.Answering(*pair) for pair in _listed_pairs(f"{chain}|{rivals}")]
     return held_out.against_rivals(study, answerings[0], answerings[1:], metric)
 
@@ -86,9 +84,10 @@ def primary_table(
     roles: str = "",
     columns: str = "",
 ) -> Rows:
-    """Pairs of groups, in any role and in the first: final values, and KL where the fitted task reward reaches a level.
+    """Compares pairs of groups: final values, and KL where the fitted task reward reaches a level.
 
-    `primary` names the primary comparisons, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
+    A pair has a row for each of `roles`. By default, these are `any`, which averages over an agent's roles, and the
+    first role. `primary` names the primary comparisons, `ROLE: COLUMN|ROLE: COLUMN`, such as `any: ratio at 1`.
     """
     rows = primary_comparisons(
         study,
@@ -104,10 +103,10 @@ def primary_table(
 def at_level_table(
     study: Study, compared: str, candidates: str, rise: str = "", corrected: str = ""
 ) -> Rows:
-    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: final values, and KL at a level that the first seeds choose.
+    """Compares pairs of groups in a role, `GROUP: GROUP: ROLE|...`: final values, and KL at a level of task reward.
 
-    `rise=yes`: levels are relative to a run's task reward at the start. `corrected=yes`: the ratios at the level are
-    primary.
+    The level is chosen from `candidates` on the runs of the first five seeds (`chosen_level`). `rise=yes`: levels are
+    relative to a run's task reward at the start. `corrected=yes`: the ratios at the level are primary.
     """
     levels = [float(level) for level in _listed(candidates, ",")]
     triples = _listed_triples(compared)
@@ -115,42 +114,54 @@ def at_level_table(
 
 
 def readings_table(study: Study, compared: str, candidates: str) -> Rows:
-    """Pairs of groups in a role, `GROUP: GROUP: ROLE|...`: the ratio of their KLs in each reading, and the verdict."""
+    """Compares pairs of groups in a role, `GROUP: GROUP: ROLE|...`, by the ratio of their KLs at equal task reward.
+
+    A row has the ratio for each of three ways to read off the KL, and a verdict (study/readings.py).
+    """
     levels = [float(level) for level in _listed(candidates, ",")]
     return at_all_readings(study, _listed_triples(compared), levels)
 
 
 def method_table(study: Study, ours: str, candidates: str, rival: str = "PPO") -> Rows:
-    """The method against one agent, in one row: in training, at equal task reward, and held out.
+    """Compares the method with one agent in a single row: in training, at equal task reward, and held out.
 
-    `ours` names candidates for the method's group, `GROUP|GROUP`; the first one that the folder has counts.
+    `ours` names candidates for the method's group, `GROUP|GROUP`. The first one found in the folder is used.
     """
     levels = [float(level) for level in _listed(candidates, ",")]
     return against_one_agent(study, _listed(ours, "|"), rival, levels)
 
 
 def frontier_table(study: Study, families: str) -> Rows:
-    """Pairs of families: the difference of their hypervolumes; all pairs are primary."""
+    """Compares pairs of families (groups that differ in one key) by their hypervolumes. All pairs are primary."""
     return frontiers_apart(study, _listed_pairs(families))
 
 
 def beaten_table(study: Study, calls: str = "0") -> Rows:
-    """Families and values: in how many seeds another family's frontier beats the run; `calls`: see `beaten`."""
+    """Counts, for each family and value of the swept key, the seeds in which another family's frontier beats the run.
+
+    `calls`: see `beaten`.
+    """
     return beaten(study, int(calls))
 
 
 def collapses_table(study: Study, groups: str = "", primary: str = "") -> Rows:
-    """Groups: the time to collapse; `primary` names the groups whose differences are primary."""
+    """Compares groups with the baseline by their time to collapse.
+
+    `primary` names the groups whose differences are primary.
+    """
     return collapses(study, _listed(groups, "|"), _listed(primary, "|"))
 
 
 def differences_table(study: Study, metrics: str, calls: str = "1", groups: str = "") -> Rows:
-    """Groups against the baseline: final metrics of training, or of `calls` held-out calls (`held out: METRIC`)."""
+    """Compares groups with the baseline by metrics at the end of training.
+
+    A metric written `held out: METRIC` is taken from the evaluation, in one or two calls (`calls`).
+    """
     return differences(study, _listed(metrics, ","), int(calls), _listed(groups, "|"))
 
 
 def confirmed_table(study: Study, ours: str, rival: str) -> Rows:
-    """The rival against our group: iterations to a reward, and squared gradient norm."""
+    """Compares the rival with our group: iterations until a reward is reached, and squared gradient norm."""
     return confirmed(study, ours, rival)
 
 

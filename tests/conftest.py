@@ -156,7 +156,7 @@ def command(monkeypatch, capsys):
     def run(program, *argv) -> Ended:
         monkeypatch.setattr(sys, "argv", [str(program), *map(str, argv)])
         monkeypatch.setattr("cory.process.from_command_line", False)
-        # Weights & Biases replaces `sys.exit` and would take this status for the whole test session's.
+        # Weights & Biases replaces `sys.exit` and would take the command's status for the whole test session's.
         monkeypatch.setattr(sys, "exit", EXIT)
         capsys.readouterr()
         status = 0

@@ -4,7 +4,7 @@ import torch
 
 
 def spy(trainer):
-    """Records the arguments of each `agent.learn`: a list with {agent: (rollouts, rewards)} per iteration."""
+    """Records the arguments of each `agent.learn` in the returned list: {agent: (rollouts, rewards)} per iteration."""
     seen = []
     for agent in trainer.agents:
 

@@ -79,7 +79,7 @@ def draw(run: Path, path: Path, query: int = 1) -> None:
 
 
 def response(record: dict[str, Any]) -> list[Line]:
-    """Returns the lines of a role's prompt, with the query as an ellipsis, and of its response in bold."""
+    """Returns a role's prompt, with an ellipsis in place of the query, and its response in bold, as lines."""
     read = text_of(record["prompt"]).replace(record["query"], "…")
     width = COLUMN - 2 * MARGIN
     return lines(read, width, color=GREY) + lines(

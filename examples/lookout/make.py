@@ -39,7 +39,10 @@ TRAINING = {"learning_rate": 2e-3, "beta2": 0.98, "sinusoids": True, "initialize
 
 
 def rows(split: str) -> list[dict[str, str]]:
-    """Returns a split's shuffled rows, each voyage with every land and course. A quarter of voyages is for tests."""
+    """Returns a split's rows in random order: each of its voyages with every land and course.
+
+    A quarter of the voyages are for tests.
+    """
     voyages = [f"The {ship} sails in fog off {place}." for ship in SHIPS for place in PLACES]
     random.Random(0).shuffle(voyages)
     cut = len(voyages) * 3 // 4

@@ -1,4 +1,4 @@
-"""On a simulated accelerator, every learner makes no device mistake and gives the same metrics as on the CPU."""
+"""On a simulated accelerator, no learner makes a device mistake, and each gives the same metrics as on the CPU."""
 
 import json
 import os

@@ -67,7 +67,7 @@ def test_a_chain_is_compared_with_its_rivals(repository):
     ]
     ppo = held_out.loc[("PPO", "agent_1")].set_index("seed")["combined_reward"]
     base = held_out.loc[("base (untrained)", "base after itself"), "combined_reward"]
-    assert rows[0][4] == "CORY, causal minus it (over seeds)" and rows[1][4] == ""
+    assert rows[0][4] == '"CORY, causal" minus this row (over seeds)' and rows[1][4] == ""
     assert rows[1][:3] == ["| CORY, causal", "agent_2 after agent_1", str(len(chain))]
     assert rows[2][:2] == ["| PPO", "agent_1"]
     assert rows[2][4].startswith(f"{(chain - ppo).mean():+.2f} (")
@@ -79,7 +79,7 @@ def test_a_chain_is_compared_with_its_rivals(repository):
     last_call = rows_by_seed["task_reward"] - 0.05 * rows_by_seed["kl"]
     assert rows[0][5:] == [
         "combined reward, own KL",
-        "CORY, causal minus it, own KL (over seeds) |",
+        '"CORY, causal" minus this row, own KL (over seeds) |',
     ]
     assert rows[1][5].startswith(f"{last_call.mean():.2f} ± ")
     assert rows[2][5] == rows[2][3] and rows[3][5] == rows[3][3]
