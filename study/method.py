@@ -31,7 +31,7 @@ def against_one_agent(
     """Returns one row: combined reward, KL at equal task reward, and held-out combined reward, ours against PPO.
 
     The combined reward and the KL ratio, both averaged over roles, are the primary comparisons. A ✓ marks those that
-    survive Holm's correction over the two.
+    survive Holm's correction over the two. The ratio names its number of seeds if fewer of them reach the level.
 
     Args:
         study: the runs.
@@ -56,6 +56,8 @@ def against_one_agent(
     ratio_cell = worded(fit, ".2f", 1.0, fit_holds)
     if ratios and verdict(ratios).endswith("fragile"):
         ratio_cell += ", fragile"
+    if 0 < fit.n < reward.n:  # seeds in which both runs reach the level
+        ratio_cell += f", n = {fit.n}"
 
     return [
         {
