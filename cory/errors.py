@@ -14,7 +14,7 @@ class UserError(Exception):
 def one_of(where: str, names: Sequence[str], value: Any) -> None:
     """Raises a UserError if `value` is not one of `names`.
 
-    Functions that branch on a name call this first. Otherwise their last branch would accept any unknown name.
+    Functions that branch on a name call this first. Without it, their last branch would accept any unknown name.
     """
     if value not in names:
         raise UserError(f"{where}: expected one of {', '.join(names)}, got {value!r}")

@@ -2,9 +2,9 @@
 
 The models are shipped in `weights/` beside this file (made by `toys/make_imdb_toy.py`). The reviews are generated,
 and are the same everywhere. A review has a mood from -2 (dreadful) to 2 (wonderful) that colours its phrases. The
-classifier was trained to predict the mood. The language model was trained on reviews, and on rewriting examples in the
-observer's prompt form: each quotes a text and then continues its beginning one mood better. A better response therefore
-helps the observer that reads it, as it would help a pre-trained LLM.
+classifier was trained to predict the mood. The language model was trained on reviews and on examples in the
+observer's prompt form. Such an example quotes a text, then repeats the text's first words and continues them in the
+next better mood. A better response therefore helps the observer that reads it, as it would help a pre-trained LLM.
 """
 
 import hashlib
@@ -101,7 +101,7 @@ def review(rng: random.Random) -> tuple[str, int]:
 
 
 def rewriting(rng: random.Random) -> str:
-    """Returns an example in the observer's prompt form, which continues the quoted text's beginning one mood better."""
+    """Returns an example in the observer's prompt form: a quoted text, then its start, continued in a better mood."""
     mood = rng.choice(MOODS)
     seed = rng.getrandbits(32)
     phrases = _phrases(rng, mood, seed)

@@ -289,8 +289,8 @@ def assemble(
 def with_combined_reward(study: Study) -> Study:
     """Adds the combined reward, with the baseline's eta for all runs (`Study.eta`).
 
-    Held-out rows keep their combined reward if the evaluation's command names an eta. Otherwise, the evaluation used
-    the first evaluated run's eta, and the combined reward is computed again with the eta of training.
+    Held-out rows keep their combined reward if the evaluation's command names an eta. If it names none, the evaluation
+    used the first evaluated run's eta, and the combined reward is computed again with the eta of training.
     """
     eta_of_run = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
 

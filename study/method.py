@@ -84,7 +84,7 @@ def _in_first_role(study: Study) -> pd.DataFrame:
 
 
 def _held_out(study: Study, ours: str, rival: str, metric: str) -> str:
-    """Formats our two calls minus the rival's one call on held-out queries; empty without an evaluation."""
+    """Formats the reward of our two calls minus that of the rival's one call, held out; empty without an evaluation."""
     if study.held_out.empty or "chain_kl" not in study.held_out:
         return ""
     with_both = replace(study, held_out=with_own_kl_reward(study.held_out))

@@ -136,7 +136,8 @@ def test_documented_commands_are_valid(page, line, tmp_path, monkeypatch, capsys
                     pytest.skip("the example's data have not been made")
                 raise
             out = capsys.readouterr().out
-            assert "--config" in out or " 0 to make" in out  # lists runs, or all have rows already
+            # The output lists the runs to make, or the results of all runs are stored already.
+            assert "--config" in out or " 0 to make" in out
         return
     script, argv = words[1], words[2:]
     if script == "-c":

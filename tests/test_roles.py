@@ -124,7 +124,7 @@ def test_all_earlier_responses_are_shortened_in_proportion():
 
 
 def test_roles_of_a_task_that_are_missing_in_the_settings_are_refused(config):
-    """Otherwise the observer would read the default prompt."""
+    """If they were accepted, the observer would read the default prompt."""
     prompts = RolePrompts(roles=(RoleConfig(name="writer"), RoleConfig(prompt="Edit {writer}")))
     rows = datasets.Dataset.from_dict({"prompt": ["a"] * 8})
     task = Task(rows, count_good, prompts)

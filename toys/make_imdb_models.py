@@ -6,7 +6,7 @@
 
 Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders. Prints their quality on the test reviews
 and keeps it in FOLDER/quality.json. The same seed, kind of processor and number of threads (default 1) give the same
-models. They are for machines without access to a hub. Otherwise use `lvwerra/distilbert-imdb` and a pre-trained LLM.
+models. They are for machines without access to a hub. With access, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
 """
 
 import json

@@ -8,8 +8,8 @@ trained from.
 * compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
   observer. A chain of two agents is thus compared with two calls of one model. Longer chains add a call per role. A
   single agent answers only once if its role is not the task's first role, since it cannot begin the chain.
-* untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. Otherwise this
-  chain is `base after itself`.
+* untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. If they
+  have the same base, this chain is `base after itself`.
 
 KL is measured to the base under the same prompt: the query for solo rows, the observer's prompt for all other rows.
 Each model is loaded with its run's settings (chat template, quantization) and reads its run's prompts.

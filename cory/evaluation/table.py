@@ -264,7 +264,7 @@ def _task_values(
     if not task.metrics:
         return values
 
-    # Metrics measure all responses of the model in one call, query by query.
+    # Each metric function is called once, with all of the model's responses, ordered by query.
     samples = len(records[0]["completions"])
     repeated = {
         name: [value for value in column for _ in range(samples)]

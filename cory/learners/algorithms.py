@@ -97,8 +97,8 @@ class GroupAlgorithm(ABC):
 def token_kl(tokens: ResponseTokens, ratio: Tensor, kl_coef: float) -> Tensor:
     """The KL to the reference as a term of each token's loss: `eta * ratio * k3`.
 
-    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The ratio carries gradient, too. Otherwise the
-    term's gradient would differ from the KL's even where the ratio is 1.
+    `k3 = exp(d) - d - 1`, `d = log(pi_0 / pi)` (Schulman, 2020). The ratio carries gradient, too. If it
+    carried none, the term's gradient would differ from the KL's even where the ratio is 1.
     """
     gap = (tokens.ref_logprobs - tokens.logprobs) * tokens.mask
     return kl_coef * ratio * (gap.exp() - gap - 1)

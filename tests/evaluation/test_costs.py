@@ -168,7 +168,7 @@ def trained(config, task, name, tmp_path, **changes):
 def test_an_agent_whose_role_is_not_in_the_chain_answers_once_with_its_own_prompt(
     config, rows, tmp_path
 ):
-    """For example, an agent that reads at once what the chain's roles read in parts."""
+    """An example is an agent that reads in one prompt what the roles of a chain read piece by piece."""
     task = Task(rows, count_good, PROMPTS)
     config = replace(config, iterations=1)
     pair = trained(config, task, "pair", tmp_path, roles=ROLES[:2])
@@ -235,7 +235,7 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
 def test_the_kl_of_a_frozen_agent_of_another_run_is_to_that_runs_base(
     config, rows, llama_folder, tmp_path, rank
 ):
-    """Its KL equals the one in that run's evaluation, even if a third run uses the agent again."""
+    """The frozen agent keeps the KL of `first/agent_1`, its original, even if a third run takes it from the second."""
     task = Task(rows, count_good, PROMPTS)
     config = replace(config, iterations=2)
     first = trained(config, task, "first", tmp_path, lora=LoraConfig(rank=rank))

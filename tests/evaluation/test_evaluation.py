@@ -315,7 +315,10 @@ def test_the_share_of_responses_that_copy_their_input_is_reported(held_out):
 
 
 def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
-    """Two of four held-out queries were trained on. If other rows are given as training rows, the share is unknown."""
+    """Two of four held-out queries were trained on.
+
+    If `trained_on` is not the dataset on which the run was trained, the share is unknown.
+    """
     query = finished.task.dataset["prompt"][0]
     asked = [query, query, "my own", "the new film"]
     held_out = Task.from_prompts(asked, count_good, PROMPTS)

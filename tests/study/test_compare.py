@@ -18,7 +18,7 @@ from study.held_out import Answering, against_rivals, held_out
 def test_groups_final_values_and_differences(tmp_path):
     """Rewards start at 0.1 * seed and rise by 0.1 an iteration; agent_2 earns 1 more.
 
-    The last ten of 12 iterations have a mean rise of 0.65.
+    Over the last ten of 12 iterations, the mean reward is 0.65 above the start.
     """
     for seed in range(3):
         make_run(tmp_path / f"alone-seed{seed}", seed, reward=0.1 * seed, kl=1.0)

@@ -83,7 +83,7 @@ def test_some_estimators_are_the_same(structure):
     chain = make_chain(structure, 2, 5)
     tree, branches = (audit(chain, ESTIMATORS[name]) for name in ("C3, 4 x 2", "causal, B = 2"))
     assert tree == pytest.approx(branches, abs=1e-12, nan_ok=True)
-    # GRPO's advantages remove a group's baseline and any factor, except for the effect of epsilon.
+    # GRPO's advantages do not change if a group's rewards are shifted or scaled, except for the effect of epsilon.
     joint_means = moments(
         chain,
         groups(chain, CHAINS[2]),

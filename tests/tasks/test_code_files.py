@@ -25,7 +25,7 @@ def call(name):
 
 
 def test_an_edit_within_a_second_counts(workdir, monkeypatch):
-    """The edit keeps time and size, so that a bytecode cache would look up to date."""
+    """The edit changes neither the file's modification time nor its size, so a bytecode cache would seem current."""
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     for number in (1, 2):
         (workdir / "rewards.py").write_text(VALUE.format(number))
