@@ -23,10 +23,11 @@ from study.intervals import ratio  # noqa: E402
 
 plt.rcParams.update({"font.size": 11, "font.family": "sans-serif"})
 ROLES = {"observer": "#1f6fb4", "pioneer": "#c1440e", ANY: "#333333"}
-NAMES = {"observer": "as observer", "pioneer": "as pioneer", ANY: "any role"}
+NAMES = {"observer": "as observer", "pioneer": "as pioneer", ANY: "both roles"}
 MARGIN = 0.2  # levels start this far above the initial task reward, as ratios of tiny KLs are noise
 PANELS = {
     "toy, 20 seeds": ("imdb_partner_sampled_kl", "CORY"),
+    "untaught toy, 20 seeds": ("imdb_untaught_sampled_kl", "CORY"),
     "SmolLM2-135M, 5 seeds": ("imdb_rivals", "CORY, causal"),
 }
 
@@ -49,17 +50,17 @@ def panel(axis: Axes, study: Study, group: str) -> None:
         axis.fill_between(x, low, high, color=colour, alpha=0.2, lw=0)
     axis.axhline(1, color="0.5", lw=1, ls="--")
     axis.set_yscale("log")
-    axis.set_yticks([0.3, 0.5, 0.7, 1, 1.4], ["0.3", "0.5", "0.7", "1", "1.4"])
+    axis.set_yticks([0.3, 0.5, 0.7, 1, 1.4, 2, 3], ["0.3", "0.5", "0.7", "1", "1.4", "2", "3"])
     axis.minorticks_off()
     axis.spines[["top", "right"]].set_visible(False)
 
 
 def main() -> None:
-    figure, axes = plt.subplots(1, 2, figsize=(6.4, 3.4), sharey=True, layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(8, 3.4), sharey=True, layout="constrained")
     for axis, (title, (folder, group)) in zip(axes, PANELS.items(), strict=True):
         panel(axis, read_study(ROOT / "results" / folder), group)
         axis.set_title(title, fontsize=11)
-    axes[0].set_ylabel("CORY's KL over PPO's")
+    axes[0].set_ylabel("CORY's KL / PPO's")
     figure.supxlabel("task reward", fontsize=11)
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=3, frameon=False)
