@@ -226,7 +226,7 @@ class Agent:
         """Updates the policy on the agent's rollouts and returns statistics for each of them.
 
         Args:
-            rollouts: one rollout per role that the agent holds.
+            rollouts: one rollout (prompts and responses) per role that the agent holds.
             rewards: training rewards (batch,), one tensor per rollout.
             shuffle: draws the order of the rows in each epoch.
             warmth: factor on the learning rate, at most 1 (warmup).

@@ -73,7 +73,7 @@ class AgentPlan:
 
 
 def make_agents(config: Config) -> list[Agent]:
-    """Makes a run's agents, `agent_1`, `agent_2`, ...: copies of one model, except where `config.agents` differs.
+    """Makes a run's agents, `agent_1`, `agent_2`, ...: copies of one model, except for the changes in `config.agents`.
 
     With full fine-tuning, each agent has its own weights, and agents with the same model share one frozen reference.
     With LoRA, all agents are adapters on one base, and the reference is the base with its adapters off. A frozen agent
@@ -143,7 +143,10 @@ def _groups_by_base(config: Config, plans: Sequence[AgentPlan]) -> list[list[Age
 
 
 def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> list[Agent]:
-    """Makes the agents of one group, all on one device. Their base is the reference, or holds their adapters."""
+    """Makes the agents that share one base, all on one device.
+
+    With full fine-tuning, their base becomes the reference; with LoRA, it holds their adapters.
+    """
     config = plans[0].config
     device = plans[0].device
     base, tokenizer = load_policy(config.model, device)

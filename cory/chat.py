@@ -53,7 +53,7 @@ class Chat:
         from cory.evaluation.answer import load_agent
         from cory.parallel.devices import choose_device
 
-        # The base answers as the first role.
+        # The base answers in the first role.
         self.names = ["base"]
         self.roles = [0, *range(self.config.cory.num_roles)]
         answering = [ModelSource(agents[0].base, None, agents[0].base)]

@@ -128,7 +128,7 @@ def awaited(results: Sequence[Any]) -> list[Any]:
         try:
             return await result if inspect.isawaitable(result) else result
         except SystemExit as error:
-            # It would end the event loop's thread, so `result()` below would wait forever.
+            # SystemExit would end the event loop's thread, so `result()` below would wait forever.
             raise RuntimeError("an async function has called sys.exit") from error
 
     async def together() -> list[Any]:

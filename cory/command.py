@@ -49,7 +49,7 @@ IGNORED_WARNINGS = (".*pin_memory.*", "`(is_)?gradient_checkpointing", ".*return
 
 
 def main(work: Callable[[], None]) -> None:
-    """Runs a command. After a UserError or on a full disk, prints a message and exits with status 2; on Ctrl-C, 130."""
+    """Runs a command. Exits with status 2 and a message after a UserError or on a full disk, with 130 after Ctrl-C."""
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     for stream in (sys.stdout, sys.stderr):
@@ -359,7 +359,7 @@ def shipped(name: str) -> Path:
 
 
 def _announce(config: Config, name: str) -> None:
-    """Prints a run's name, method and model. It precedes the import of the libraries, which takes seconds."""
+    """Prints a run's name, method and model before libraries are imported, which takes seconds."""
     names = dict.fromkeys(
         config.of_agent(index).model.name for index in range(config.cory.num_agents)
     )

@@ -4,7 +4,7 @@ Defaults are the paper's (Table 1) where the paper gives them. A task adds its o
 (`imdb_train/config.py`). `cory/settings.py` reads settings from files.
 
 Assigning an unknown name, or a value with a wrong type or out of range, raises an error at once. `check()` checks
-combinations of keys; code calls it before it uses settings.
+combinations of keys; it is called before settings are used.
 """
 
 import json
@@ -132,8 +132,8 @@ class CoryConfig(Settings):
         knowledge_transfer: Whether observers read earlier responses (Eq. 3). If false, they read only the query, in the
             pioneer's template.
         reset_every: Reset every agent's optimizer state, KL coefficient and running reward statistics after this many
-            iterations, also in single-agent runs. The authors' published code resets CORY's every 5 iterations.
-            0: never.
+            iterations, also in single-agent runs. The authors' published code does this every 5 iterations, only for
+            CORY. 0: never.
     """
 
     block: ClassVar[str] = "cory"
@@ -248,13 +248,13 @@ class PPOConfig(Settings):
         mini_batch_size: Responses per gradient, over all processes.
         gradient_accumulation_steps: Mini-batches per optimizer step; all have the same weight, however many tokens they
             hold. To save memory without changing the update, set `micro_batch` instead.
-        micro_batch: Responses per forward and backward pass, in each process. It changes results only by rounding.
-            With smaller micro-batches, fewer responses share an encoded prompt, and the first forward pass cannot be
-            reused. `auto`: the mini-batch, or fewer responses if an array (responses, response tokens, vocabulary)
-            would exceed 1 GiB on a CPU or 4 GiB on a GPU. In a single process, `auto` also halves the number whenever
-            memory runs out.
+        micro_batch: Responses per forward and backward pass, in each process. It changes results only by rounding. With
+            smaller micro-batches, fewer responses share an encoded prompt, and the first optimizer step cannot reuse
+            the forward pass that measured the KL. `auto`: the mini-batch, or fewer responses if an array (responses,
+            response tokens, vocabulary) would exceed 1 GiB on a CPU or 4 GiB on a GPU. In a single process, `auto` also
+            halves the number whenever memory runs out.
         ppo_epochs: Passes over each batch of responses.
-        init_kl_coef: Initial KL coefficient eta (Eq. 2). The combined reward uses this value throughout.
+        init_kl_coef: Initial KL coefficient eta (Eq. 2). The combined reward, r - eta * KL, uses this value throughout.
         adaptive_kl: Whether the KL coefficient follows TRL's adaptive controller. If false, it is constant.
         kl_target: Target KL of the adaptive controller, in nats per response.
         kl_horizon: Horizon of the adaptive controller, in responses. An update counts as batch_size responses, even if
@@ -578,7 +578,7 @@ class Config(Settings):
             )
 
     def _check_roles(self) -> None:
-        """Checks that each role has an entry, that names differ, and that prompts require knowledge transfer."""
+        """Checks that each role has an entry and a name of its own, and no prompt without knowledge transfer."""
         if not self.roles:
             return
         if len(self.roles) != self.cory.num_roles:
@@ -708,7 +708,8 @@ class EvaluationConfig(Settings):
 
     Args:
         models: Hub ids, local folders, or folders of runs. All agents of a run are evaluated.
-        base: Reference model for the KL, shown first. null: the first run's model, or else the first of `models`.
+        base: Reference model for the KL, shown first. null: the model that the first run started from; without a run,
+            the first of `models`.
         task: Changes to the first run's `task` block: --task.dataset, --task.reward_model, ...
         model: Changes to the `model` block of every model: --model.chat_template,
             --model.quantization, ...

@@ -112,7 +112,7 @@ def per_response(values: Tensor, like: Tensor) -> Tensor:
     If `values` has more entries than `like`, adjacent entries are averaged; if it has fewer, each entry is repeated.
 
     Args:
-        values: one entry per response of the first of these roles.
+        values: one entry per response of the role that they belong to.
         like: any values with one entry per response of the other role.
     """
     if len(values) > len(like):

@@ -25,7 +25,7 @@ class NotFinite(UserError):
 
 
 def counted(count: int, noun: str) -> str:
-    """Returns a count with its noun, to which it adds an s unless the count is 1.
+    """Returns a count with its noun; the noun gets an s unless the count is 1.
 
     >>> counted(1, "iteration"), counted(3, "iteration")
     ('1 iteration', '3 iterations')

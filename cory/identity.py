@@ -74,7 +74,7 @@ def row_keys(columns: Mapping[str, Sequence[Any]]) -> list[str]:
 
 def _comparable(value: Any) -> Any:
     """Normalizes a value, so that rows from different files can be compared."""
-    if hasattr(value, "tolist"):  # as text, numpy and torch abbreviate long arrays
+    if hasattr(value, "tolist"):  # written as text, a long array is abbreviated
         value = value.tolist()
     if isinstance(value, Mapping):  # Arrow fills missing keys with None
         return {key: _comparable(item) for key, item in value.items() if item is not None}
@@ -217,7 +217,7 @@ def data_hash(rows: "Dataset") -> str:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and the libraries, and this repository's commit if it is a checkout."""
+    """Returns the versions of Python and the libraries, and cory's commit if it runs from a checkout."""
     result = {"python": platform.python_version()}
     for library in LIBRARIES:
         with suppress(PackageNotFoundError):  # trl is optional

@@ -26,7 +26,8 @@ class Iteration:
         task_rewards: each role's task rewards r_i, (batch,).
         rewards: each role's training rewards (Eq. 4), (batch,).
         team_rewards: the chains' team rewards, (batch,), one per response of the last role; None without a team reward.
-        rewards_by_function: each role's rewards (batch,) by reward function, nan for None; empty for a single function.
+        rewards_by_function: each role's rewards (batch,) by reward function, nan where a function returned None.
+            Empty if there is a single function.
         samples: this iteration's lines of samples.jsonl; empty if no samples are recorded.
         stats: each role's update statistics.
         records: this iteration's lines of metrics.jsonl, one per role, sorted by agent.

@@ -26,7 +26,7 @@ class OwnTaskConfig(Settings):
     Args:
         dataset: File (parquet; jsonl, json or csv, optionally with .gz), folder with files named after their splits,
             folder of `save_to_disk`, or Hub id.
-        subset: Configuration of a Hub dataset. null: its only one.
+        subset: Configuration of a Hub dataset. null: the only configuration.
         split: Split of the dataset. A single file has no splits and is used whole.
         eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`; checked before training. null: another
             split of `dataset`.
@@ -106,7 +106,7 @@ OWN = TaskKind("own", OwnConfig, "cory.own_task")
 
 
 def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
-    """Returns a run's task, with `rows` or else the training prompts as its dataset."""
+    """Returns a run's task. Its dataset is `rows`, or the training prompts if `rows` is None."""
     from cory.models.text import are_turns
     from cory.roles import CHAT_OBSERVER, OBSERVER, RolePrompts
     from cory.task import Task

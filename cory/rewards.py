@@ -4,10 +4,10 @@
 
 Functions have the signature of TRL's GRPO reward functions; `async def` functions and callable objects work, too. A
 function receives the columns that its parameters name, or all of them if it takes **kwargs: `prompts`, `completions`,
-`completion_ids` (each completion's tokens, including an end token), `role` (the role that wrote each completion, by
-name) and the dataset's columns. For chat prompts, prompts and completions are messages, as in TRL. A function returns
-None for a response to which it does not apply. A metric cannot take `completion_ids`, but can take `rewards`, the
-responses' task rewards. A team reward takes `chains`, one list of responses per chain, in place of `completions`.
+`completion_ids` (each completion's tokens, including an end token), `role` (the name of the role that wrote each
+completion) and the dataset's columns. For chat prompts, prompts and completions are messages, as in TRL. A function
+returns None for a response to which it does not apply. A metric cannot take `completion_ids`, but can take `rewards`,
+the responses' task rewards. A team reward takes `chains`, one list of responses per chain, in place of `completions`.
 
 Errors raised by a function are not caught.
 """
@@ -73,7 +73,8 @@ class Scores:
 
     Args:
         total: the weighted sum over functions, (batch,) float32 on the CPU. None counts as 0.
-        by_function: each function's unweighted rewards, (batch,), nan for None; empty for a single function.
+        by_function: each function's unweighted rewards, (batch,), nan where it returned None. Empty if there is a
+            single function.
     """
 
     total: torch.Tensor
@@ -115,7 +116,7 @@ def score_by_function(
     completions: Sequence[str],
     columns: Columns,
 ) -> Scores:
-    """Returns the rewards of responses, summed with weights and by function. Without functions, all rewards are 0.
+    """Returns the responses' rewards, as a weighted sum and by function. Without functions, all rewards are 0.
 
     Raises a UserError that names function and row if a function does not return one finite number or None per
     completion.

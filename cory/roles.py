@@ -135,7 +135,7 @@ class RolePrompts:
         return self.settings(role).name or role_name(role)
 
     def template(self, role: int) -> str | PromptFunction:
-        """Returns what makes a role's prompts with knowledge transfer: a template, FILE.py:NAME, or a function."""
+        """Returns what makes a role's prompts (with knowledge transfer on): a template, FILE.py:NAME, or a function."""
         template = self.settings(role).prompt
         if template is not None:
             return template

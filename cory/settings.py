@@ -23,7 +23,7 @@ UNKNOWN = ("no_such_attribute", "unexpected_keyword_argument")  # pydantic's err
 # Keys in a run's config.yaml that are not settings.
 BESIDE_SETTINGS = ("date", "versions", "fingerprint")
 UNREADABLE = (yaml.YAMLError, TypeError, ValueError, RecursionError)
-LINE_BREAKS = "\x85\u2028\u2029"  # unquoted, YAML would read these as spaces or other line breaks
+LINE_BREAKS = "\x85\u2028\u2029"  # YAML would read these as other characters if unquoted
 INT = re.compile(r"[-+]?\d+(_\d+)*$")
 FLOAT = re.compile(
     r"[-+]?(\.\d+|\d[\d_]*(\.[\d_]*)?)([eE][-+]?\d+)?$|[-+]?\.(inf|Inf|INF)$|\.(nan|NaN|NAN)$"

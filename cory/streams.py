@@ -1,7 +1,7 @@
 """Random numbers: each purpose has its own generators, so that draws do not depend on each other.
 
-Generators are never shared or reseeded, so agents may draw at the same time, on any device. Each iteration derives its
-generators from its number. Checkpoints therefore need no random state, and a resumed run equals an unbroken one.
+Generators are never shared or reseeded, so agents may draw at the same time, on any device. Each iteration's
+generators derive from its number. Checkpoints therefore need no random state, and a resumed run equals an unbroken one.
 """
 
 from __future__ import annotations

@@ -253,7 +253,7 @@ class Task:
 
 
 def draw_batch(task: Task, config: Config, k: int) -> Batch:
-    """Returns this process's queries in iteration `k`, each repeated once per chain that answers it."""
+    """Returns this process's queries in iteration `k`, with one copy of each query per chain that answers it."""
     rows_per_query = task.rows_per_query(config.branches)
     drawn = task.batch(k, config.queries_per_iteration, config.seed, rows_per_query)
     process_rows = distributed.share_of_rows(config.ppo.batch_size // config.branches)

@@ -302,8 +302,8 @@ class CoryTrainer:
     def _iterations_left(self) -> range:
         """Returns the iterations still to run.
 
-        The range is empty if a guard or a callback ended the run, but the process was interrupted before it had written
-        all results.
+        The range is empty if a guard or a callback has already ended the resumed run, and only results remain to be
+        written.
         """
         if self.state.stopped_by is not None:
             return range(0)

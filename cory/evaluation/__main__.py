@@ -6,7 +6,8 @@
 
 Every model answers the prompt alone (solo). The agents of one run also answer one after the other, each reading the
 earlier answers (joint). The agent of a single-agent run also answers twice, the second time as its own observer.
-`cory/evaluation/rows.py` describes all rows. In Python, call `cory.evaluate` instead of importing this module.
+`cory/evaluation/rows.py` describes all rows of the resulting table. In Python, call `cory.evaluate` instead of
+importing this module.
 """
 
 from cory.command import main

@@ -1,4 +1,7 @@
-"""Answers every query with every model and chain, and measures the responses' rewards and their KL to a base model."""
+"""Answers every query with every model and chain, and measures the responses' rewards and their KL to a base model.
+
+In a chain, models answer one after the other and read the earlier answers.
+"""
 
 import json
 import math
@@ -63,7 +66,7 @@ def respond(
     """Samples one response per prompt, in batches of similar length. Returns them with their divergences from the base.
 
     Args:
-        base: the base model, which has the agent's tokens. None: the agent's policy without its adapter.
+        base: the base model, with the same tokens as the agent. None: the agent's policy without its adapter.
         batch_size: prompts at a time; fewer if their logits (prompts, max_new_tokens, vocabulary) exceed `LARGEST`.
 
     Raises a UserError: a prompt is too long for the model, or a probability is not finite.
@@ -182,7 +185,7 @@ class Evaluator:
     """Answers the queries of an evaluation.
 
     Args:
-        lineup: the models and chains that answer.
+        lineup: the models and chains that answer, each a row of the evaluation's table.
         columns: the queries' columns, including `prompt`.
         settings: numbers of samples and batch sizes.
         device: the models' device.

@@ -1,4 +1,4 @@
-"""The report of an evaluation: one HTML file with its tables, figure and responses side by side."""
+"""The report of an evaluation: one HTML file with tables, a figure, and the models' responses side by side."""
 
 import json
 import re

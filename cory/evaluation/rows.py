@@ -5,9 +5,10 @@ trained from.
 
 * solo: the model answers the query.
 * joint, `B after A`: B, as observer, reads A's response to the same query and answers.
-* compute-matched, `A after itself`: the agent of a PPO run, or the base, answers twice, the second time as its own
-  observer. A chain of two agents is thus compared with two calls of one model. Longer chains add a call per role. A
-  single agent answers only once if its role is not the task's first role, since it cannot begin the chain.
+* compute-matched, `A after itself`: the agent of a single-agent run, or the base, answers twice (two calls), the second
+  time as its own observer. A chain of two agents is thus compared with a single model that answers as often. Longer
+  chains add a call per role. A single agent answers only once if its role is not the task's first role, since it cannot
+  begin the chain.
 * untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. If they
   have the same base, this chain is `base after itself`.
 
@@ -316,7 +317,7 @@ def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Tas
     """Returns the task with the prompts and roles that a run has recorded.
 
     Roles that the run lacks are taken from the task, if run and task have the same first role. A single agent holds
-    them when it answers after itself.
+    these roles when it answers after itself.
 
     Args:
         changes: changes to the run's `task` block. Prompts that they name are also taken from the task.

@@ -120,7 +120,7 @@ def table_rows(
 
 
 def chain_of(records: Mapping[str, Records], row_records: Records) -> list[Records]:
-    """Returns the records of all calls behind a row's responses, the last call first.
+    """Returns the records of all model calls (answers) that led to a row's responses, the last call first.
 
     Args:
         records: records by model.

@@ -25,7 +25,8 @@ class ResponseTokens(NamedTuple):
         logprobs: log-probabilities under the policy being trained.
         old_logprobs: log-probabilities under the policy that sampled the responses.
         ref_logprobs: log-probabilities under the reference.
-        advantages: the response's advantage at each token, times the importance weight if an engine sampled.
+        advantages: the response's advantage, repeated at each token, and multiplied by the importance weight if an
+            inference engine sampled the response.
         mask: 1 at response tokens.
     """
 
@@ -75,7 +76,8 @@ class GroupAlgorithm(ABC):
         """Returns each response's weight (rows,) in the mean over responses.
 
         Args:
-            weights: weights (rows,), mean 1, that give every rollout the same total weight.
+            weights: factors (rows,) with mean 1. They give every rollout, an agent's responses in one role, the same
+                total weight.
             lengths: number of tokens (rows,) in each of this process's responses.
             finished: whether each response (rows,) ended before its length limit.
         """
@@ -135,7 +137,7 @@ class REINFORCE(RLOO):
     @staticmethod
     def advantages(rewards: Tensor) -> Tensor:
         """`r - mean(r)`, where the mean covers all processes' responses."""
-        # With branches, the observer responses to one pioneer response form a group.
+        # With branches (several observer responses to each pioneer response), these responses form a group.
         if rewards.shape[1] > 1:
             return RLOO.advantages(rewards)
         total = distributed.all_reduce_sum(rewards[:, 0].sum(0, keepdim=True))

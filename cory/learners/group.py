@@ -1,7 +1,7 @@
 """REINFORCE, RLOO, GRPO and its variants: learning from comparisons between responses, without a value head.
 
-`group_size` chains answer each query, with one response per role. Each role has its own baseline, computed from the
-chains' rewards in that role. With one agent, this is the ordinary algorithm. With `branches`, several observer
+`group_size` chains of agents answer each query, with one response per role. Each role has its own baseline, computed
+from the chains' rewards in that role. With one agent, this is the ordinary algorithm. With `branches`, several observer
 responses follow each pioneer response; their baseline is computed from their own rewards.
 """
 

@@ -1,8 +1,9 @@
-"""The base class of all learners: one update of one agent on its rollouts.
+"""The base class of all learners: one update of one agent on its rollouts, one rollout per role that it holds.
 
 `Learner.update` is the algorithm. The methods that it calls follow it in order.
 
 * Logits, KL and entropy are computed only at response positions (`cory/models/window.py`); the loss masks padding.
+  R is the length of the longest response in tokens.
 * The number of rows per pass is chosen to fit in memory, separately for passes with and without gradient
   (`memory.py`).
 * Dropout is off in every pass, so the first epoch's probability ratio is 1. In bf16 the ratio is only close to 1,
@@ -60,7 +61,8 @@ class Learner(ABC):
     defines advantages and loss.
 
     Args:
-        model: the policy on its device, in the subclass's `wrapper`, prepared by the accelerator.
+        model: the policy on its device, wrapped by the subclass (for PPO, with a value head) and prepared by the
+            accelerator.
         optimizer: the optimizer of the model's trained parameters, prepared by the accelerator.
         accelerator: exchanges gradients between processes. It moves no models or tensors, because an agent's device
             can differ from the process's.
@@ -149,8 +151,8 @@ class Learner(ABC):
         """Runs one update: computes advantages, trains for `ppo_epochs` epochs, and updates the KL coefficient.
 
         Args:
-            rollouts: the agent's rollouts, one per role. Each has `batch_size` rows, except that a pioneer's has
-                `batch_size / branches`.
+            rollouts: the agent's rollouts, one per role. Each has `batch_size` rows. With `branches` observer
+                responses to each pioneer response, a pioneer's rollout has only `batch_size / branches`.
             rewards: training rewards (rows,), one tensor per rollout.
             shuffle: draws the order of the rows in each epoch.
             warmth: factor on the learning rate, below 1 during warmup.
@@ -215,7 +217,8 @@ class Learner(ABC):
         """Switches dropout off for all passes, as TRL does, so that the first epoch's probability ratio is 1."""
         self.model.eval()
         for layer in self.checkpointed_layers:
-            # Transformers recomputes only layers in training mode. `memory.py` still runs them in `eval()`.
+            # Transformers recomputes only layers whose `training` flag is set. `memory.py` clears the flag while these
+            # layers run, so they apply no dropout.
             layer.training = True
 
     def _pack(self, rollouts: Sequence[Rollout]) -> Window:
@@ -230,7 +233,8 @@ class Learner(ABC):
         If the batch fits into one micro-batch, the forward pass is kept with its graph. The first optimizer step
         reuses the pass, as weights and row order are the same.
         """
-        # A micro-batch is at most a mini-batch, so a batch that fits into one takes a single step per epoch.
+        # A micro-batch is never larger than a mini-batch, so a batch that fits into a micro-batch takes a single step
+        # per epoch.
         fits = self.pass_size.micro_batch >= len(batch.input_ids)
         if not fits or self.ppo.gradient_accumulation_steps > 1:
             return self.compare_with_reference(batch)

@@ -1,4 +1,7 @@
-"""Log-probabilities, token rewards, advantages and losses: functions of (batch, R) tensors of response tokens."""
+"""Log-probabilities, token rewards, advantages and losses: functions of (batch, R) tensors of response tokens.
+
+R is the length of the longest response in tokens.
+"""
 
 import math
 from typing import Any, NamedTuple

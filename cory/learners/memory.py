@@ -21,7 +21,7 @@ from cory.parallel.devices import is_out_of_memory
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# Limit for an array (rows, R, vocabulary) of a pass, in elements: 1 GiB of float32 on a CPU, 4 GiB on
+# Limit for an array (rows, response tokens, vocabulary) of a pass, in elements: 1 GiB of float32 on a CPU, 4 GiB on
 # a GPU. A pass holds several at once: logits, log-probabilities, gradients.
 LARGEST = {"cpu": 2**28, "cuda": 2**30}
 # A lower limit for reference, KL and entropy, where small passes cost little time.
@@ -107,8 +107,8 @@ class PassSize:
 def recompute_in_eval(model: nn.Module) -> list[nn.Module]:
     """Makes layers with gradient checkpointing compute and recompute in `eval()`; returns these layers.
 
-    Transformers recomputes only layers in training mode, but some layers then apply dropout (OPT, Falcon, XGLM:
-    `dropout(..., training=self.training)`). The result is empty if gradient checkpointing is off.
+    Transformers recomputes only layers in training mode, but in this mode some layers apply dropout (OPT, Falcon,
+    XGLM: `dropout(..., training=self.training)`). The result is empty if gradient checkpointing is off.
 
     Raises a UserError if the model implements gradient checkpointing in its own code.
     """

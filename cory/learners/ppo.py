@@ -32,7 +32,7 @@ from cory.rollout import Rollout
 
 
 class PolicyWithValueHead(trl.AutoModelForCausalLMWithValueHead):
-    """TRL's policy with a value head on the last hidden layer (Eq. 10), evaluated in the response window."""
+    """TRL's policy with a value head on the last hidden layer (Eq. 10), evaluated only at response positions."""
 
     def __init__(self, pretrained_model: LanguageModel) -> None:
         if not any(hasattr(pretrained_model, name) for name in self.lm_head_namings):

@@ -129,11 +129,12 @@ class Step(NamedTuple):
 
 @dataclass(kw_only=True)
 class UpdateStats:
-    """Statistics of one rollout in an update; docs/metrics.md has the formulas.
+    """Statistics of one rollout (an agent's responses in one role) in an update; docs/metrics.md has the formulas.
 
     `kl`, `response_tokens` and `frac_reward_zero_std` describe the rollout itself: the mean KL and length of its
     responses under the policy that sampled them, and the share of its groups with equal rewards. All others describe
-    the whole update and are equal for all its rollouts. For a frozen agent, these are None, and `dropped_steps` is 0.
+    the whole update and are equal for all its rollouts. For a frozen agent, all others are None, and `dropped_steps` is
+    0.
     """
 
     kl: float
@@ -146,7 +147,7 @@ class UpdateStats:
     gradient_norm: float | None = None
     dropped_steps: int = 0
     response_tokens: float
-    engine_difference: float | None = None  # this and the next two: only if an engine sampled
+    engine_difference: float | None = None  # this and the next two: only with vLLM
     engine_ratio: float | None = None
     engine_capped: float | None = None
     frac_reward_zero_std: float | None = None  # only if responses are compared in groups

@@ -128,7 +128,7 @@ def load_policy(
     if (Path(model.name) / "adapter_config.json").exists():
         base_name, revision = base_of(Path(model.name))
         base, tokenizer = load_policy(replace(model, name=base_name, revision=revision), device)
-        # Both names of tied weights, as an adapter may untie them.
+        # Includes both names of tied weights, because an adapter may untie them.
         weights = base.named_parameters(remove_duplicate=False)
         trainable = {name for name, weight in weights if weight.requires_grad}
         policy = attach(base, Path(model.name))
@@ -156,7 +156,7 @@ def load_policy(
             module.support_avx512bf16_for_cpu = False
         for name, child in module.named_children():
             if isinstance(child, NewGELUActivation):
-                # One kernel instead of transformers' eight, which take half of a small model's update.
+                # One kernel replaces transformers' eight, which take half the time of a small model's update.
                 setattr(module, name, GELUTanh())
     return policy, tokenizer
 
@@ -201,7 +201,7 @@ def load_model(
 
 
 def check_complete(model: PreTrainedModel, report: dict[str, Any], key: str, name: str) -> None:
-    """Raises a UserError if weights are missing or do not fit, so that transformers would initialize them at random.
+    """Raises a UserError if weights are missing or do not fit; transformers would initialize these at random.
 
     Args:
         report: from_pretrained's loading info. Tied weights and buffers that need not be saved do not count as
@@ -284,7 +284,7 @@ def tied_targets(model: PeftModel) -> list[str]:
         name
         for name, module in modules
         if isinstance(module, BaseTunerLayer)
-        and not isinstance(module, TrainableTokensLayer)  # PEFT puts this layer on both
+        and not isinstance(module, TrainableTokensLayer)  # PEFT puts it on both tied modules
         and any(owners[id(weight)] > 1 for weight in module.get_base_layer().parameters(False))
     ]
 

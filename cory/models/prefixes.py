@@ -32,9 +32,9 @@ WORTHWHILE = 0.9
 def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Returns each prompt's stem.
 
-    Prompts are sorted by their tokens. A prompt joins the preceding group if that saves more than a quarter of its
-    tokens, and starts a new group otherwise. The last token of a prompt never belongs to its stem, as it predicts the
-    first response token.
+    Prompts are sorted by their tokens and grouped by stem. A prompt joins the preceding group if that saves more than a
+    quarter of its tokens, and starts a new group otherwise. The last token of a prompt never belongs to its stem, as it
+    predicts the first response token.
 
     >>> stems_of([(1, 2, 3, 4, 5), (7, 8, 9), (1, 2, 3, 6, 5)])
     [(1, 2, 3), (7, 8), (1, 2, 3)]
@@ -45,7 +45,7 @@ def stems_of(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
         stem, members = groups[-1] if groups else ((), [])
         pairs = takewhile(lambda pair: pair[0] == pair[1], zip(stem, prompt, strict=False))
         common = prompt[: len(list(pairs))]
-        # Shortening the stem costs its other members the tokens that it loses.
+        # A shorter stem saves less for each earlier member of the group.
         saved = len(common) - (len(stem) - len(common)) * (len(members) - 1)
         if saved > len(prompt) / 4:
             groups[-1] = (common, [*members, i])

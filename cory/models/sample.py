@@ -189,7 +189,7 @@ def _next_logits(
 def _padded(queries: Sequence[Tensor], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Returns queries as ids (rows, width), padded on the left, and their mask, on `device`."""
     ids, mask = pad(queries, pad_id, "left")
-    # Padding repeats the row's last token, so that a repetition penalty ignores it.
+    # Padding repeats the row's last token, so that a repetition penalty sees no token that is not in the row.
     ids = torch.where(mask.bool(), ids, ids[:, -1:])
     return to_device(ids, device), to_device(mask, device)
 
@@ -298,7 +298,7 @@ def _sample_by_generate(
     base = model.get_base_model() if isinstance(model, PeftModel) else model  # adapters stay active
     ids, mask = _padded(queries, pad_id, device_of(model))
     width = ids.shape[1]
-    # `generate` would take all settings that are not given from the model's generation configuration.
+    # `generate` would take any missing setting from the model's generation configuration.
     model_settings = base.generation_config
     base.generation_config = GenerationConfig()
     try:

@@ -26,8 +26,8 @@ def encode(
 ) -> list[list[int]]:
     """Returns the token ids of prompts: chat messages as turns, and text as it is or as a user turn.
 
-    Text starts with the tokenizer's begin token, if it has one. It has no end token, as the response continues it. A
-    chat ends with the generation prompt.
+    Text starts with the tokenizer's begin token, if it has one. It has no end token, because the response continues it.
+    A chat ends with the generation prompt.
 
     Args:
         chat_template: whether text becomes a user turn; a mapping also sets options of the template.
@@ -176,8 +176,8 @@ def without(special: Iterable[str], text: str) -> str:
 def reader(tokenizer: PreTrainedTokenizerBase) -> Callable[[Sequence[int]], str]:
     """Returns a function that decodes a response as the continuation of a prompt, including special tokens.
 
-    Stop texts are searched for in the decoded text. The function also decodes a prefix, as SentencePiece tokenizers
-    drop a space at the start of a text.
+    Stop texts are searched for in the decoded text. The function decodes the response behind a dummy text and then
+    cuts the dummy off, because SentencePiece tokenizers would otherwise drop the response's leading space.
     """
     prefix = tokenizer("a", add_special_tokens=False)["input_ids"]
     length = len(decode(tokenizer, prefix))
@@ -208,7 +208,8 @@ def decode(
         texts.append(text.rstrip("\ufffd") if is_part else text)
         if not is_part:
             break
-    # Some tokenizers also show neighbouring bytes as U+FFFD, so that fewer tokens can give more text.
+    # Before an incomplete character, some tokenizers also show complete ones as U+FFFD, which are then removed. Fewer
+    # tokens can therefore give more text.
     return max(texts, key=len)
 
 

@@ -2,7 +2,7 @@
 
 One server samples for all agents, which share a base model. It loads LoRA agents as adapters, under a new name after
 each update. Without LoRA, it loads the full weights of the agent that answers next. The learner computes the old
-log-probabilities with the policy itself, so the engine's arithmetic does not enter the update.
+log-probabilities with the policy itself; the engine's serve only as a check and for `sampling.engine_correction`.
 """
 
 import os
@@ -112,7 +112,7 @@ class Engine:
         Raises a UserError if the server does not answer, or refuses the request.
         """
         if agent not in self.current:
-            distributed.barrier()  # until the server has answered all ranks' requests
+            distributed.barrier()  # waits until the server has answered all ranks' requests
             self.names[agent] = distributed.broadcast_object(self._hand_over(agent, policy))
             self.current = {*self.current, agent} if isinstance(policy, PeftModel) else {agent}
         # These values override a model's generation_config.json.
@@ -169,7 +169,8 @@ class Engine:
         if sends_base:
             save_policy(policy, base, adapter=None)
         save_policy(policy, folder, agent)
-        # Requests come after all collective operations, in which a refusal would leave the other ranks waiting.
+        # Requests are sent only after all collective operations. If the server refused one earlier, this process would
+        # raise an error while the others wait for it in the next operation.
         if distributed.is_main():
             if sends_base:
                 self._load_weights(base)

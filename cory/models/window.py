@@ -211,7 +211,7 @@ def forward(
         hidden = args[0]
         if index is not None:
             hidden = hidden[:, -width:].flatten(0, 1)[index]
-        # Contiguous, as without gradient a slice would be projected row by row.
+        # Made contiguous, because without gradient a slice would be projected row by row.
         seen.append(hidden.contiguous())
         return (seen[-1], *args[1:])
 
@@ -226,7 +226,8 @@ def forward(
         hook.remove()
     if index is not None:
         return logits, seen[-1]
-    # Models without logits_to_keep project every position. Others are not sliced, as even a full slice costs time.
+    # Models without logits_to_keep project every position. The results of others are not sliced, because even a full
+    # slice costs time.
     logits, hidden = (x if x.shape[1] == width else x[:, -width:] for x in (logits, seen[-1]))
     return logits, hidden
 

@@ -144,8 +144,9 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 def at_the_same_time(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Runs `calls` in parallel and returns their results.
 
-    Each call runs in a thread with its share of the CPU's cores; PyTorch releases Python's global lock. All calls
-    finish even if one fails. Raises the first error in the order of `calls`, with the others as notes.
+    Each call runs in a thread with its share of the CPU's cores. The threads run in parallel because PyTorch releases
+    Python's global lock. All calls finish even if one fails. Raises the first error in the order of `calls`, with the
+    others as notes.
     """
     cores = torch.get_num_threads()
     share = max(1, cores // len(calls))

@@ -29,8 +29,8 @@ def start(device: torch.device) -> None:
     Args:
         device: this process's device.
 
-    Raises a UserError if one of several processes already uses another kind of device, or if an environment variable
-    of torchrun has an invalid value.
+    Raises a UserError if there are several processes and this one already uses another kind of device, or if an
+    environment variable of torchrun has an invalid value.
     """
     try:
         state = PartialState(cpu=device.type == "cpu", timeout=TIME_LIMIT)
@@ -53,7 +53,7 @@ def check(config: Config) -> None:
             f"accelerate: expected plain data parallelism (configs/accelerate/), got {kind}, whose engine cannot serve "
             "two agents in one process. To shard agents over processes, set parallel.shard: full."
         )
-    # Set by `accelerate launch`. It would apply only to the policy's passes in an update.
+    # Set by `accelerate launch`. Its mixed precision would apply only to the policy's passes in an update.
     mixed_precision = os.environ.get("ACCELERATE_MIXED_PRECISION", "no")
     if mixed_precision != "no":
         raise UserError(

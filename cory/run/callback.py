@@ -23,7 +23,8 @@ class RunState:
 
     Args:
         iteration: the next iteration, from 0.
-        stopped_by: the guard that ended the run early, such as `guards.patience`, or "a callback"; None otherwise.
+        stopped_by: the setting in `guards` that ended the run early, such as `guards.patience`, or "a callback"; None
+            otherwise.
     """
 
     iteration: int = 0

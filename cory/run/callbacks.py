@@ -61,7 +61,7 @@ class Samples(Callback):
 
 
 def fixed_samples(trainer: Trainer) -> dict[str, list[dict[str, Any]]]:
-    """Samples each agent's solo responses to a few fixed queries, by agent name.
+    """Samples responses to a few fixed queries, by agent name; each agent answers alone (solo).
 
     With several roles, the key `chain` holds responses in the roles of the first iteration, role by role.
 

@@ -71,7 +71,7 @@ class Checkpoint:
         agents: the scalar state of each agent's learner, by agent name.
         callbacks: the callbacks' states, in order.
         lengths: the number of valid bytes in each of the run's .jsonl files, by name. Later bytes are cut when the run
-            continues, as their iterations are repeated.
+            continues, because it repeats the iterations that wrote them.
     """
 
     iteration: NonNegativeInt

@@ -31,7 +31,7 @@ class HeldOut(Callback):
     before training, as `eval_task_reward_before` and `eval_team_reward_before`.
 
     The agents answer in the roles that they hold in the iteration, with the same random numbers every time. Training is
-    unaffected, as it draws from other random streams.
+    unaffected, because it draws from other random streams.
 
     Attributes:
         before: rewards before training, by role and name; empty if the run was resumed.
@@ -92,7 +92,7 @@ class HeldOut(Callback):
 def mean_rewards(
     chain: Chain, dataset: Dataset, config: Config
 ) -> tuple[list[float], float | None]:
-    """Returns each role's mean task reward on a dataset, and the mean team reward (None without one)."""
+    """Returns each role's mean task reward on a dataset, and the mean team reward (None if the task has none)."""
     task = chain.task
     rank, world_size = distributed.rank(), distributed.world_size()
     rank_rows = list(range(len(dataset))[rank::world_size])
@@ -124,7 +124,7 @@ def held_out_rows(config: Config, task: Task, dataset: Dataset | None) -> Datase
     """
     if dataset is not None:
         try:
-            task.check_rows(dataset)  # all rows, as an evaluation after the run reads them
+            task.check_rows(dataset)  # all rows, because an evaluation after the run reads all
         except UserError as error:
             raise UserError(f"held-out rows: {error}") from None
     if not config.eval_every:

@@ -259,7 +259,7 @@ def peak_memory_mb() -> float:
 def _gpus_in_use() -> list[int]:
     """Returns the GPUs on which this process has allocated memory.
 
-    Other GPUs must not be synchronized, as that would allocate memory on them.
+    Other GPUs must not be synchronized, because that would allocate memory on them.
     """
     if not torch.cuda.is_initialized():
         return []

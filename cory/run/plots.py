@@ -155,7 +155,7 @@ def svg(draw: Callable[[Path], None]) -> str:
 
 
 def running_mean(values: Sequence[float], width: int) -> list[float]:
-    """Averages each value with the `width - 1` before it, fewer at the start."""
+    """Averages each value with the `width - 1` values before it (fewer at the start)."""
     means = []
     for end in range(1, len(values) + 1):
         window = values[max(0, end - width) : end]

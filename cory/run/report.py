@@ -52,8 +52,8 @@ class Page:
         notes: caveats.
         figure: an <svg> element (`cory.run.plots.svg`), or an empty string.
         tables: the tables below the figure.
-        completions: the chains that answered each query, by the query's label. A chain is a title and one record per
-            role, like the lines of samples.jsonl.
+        completions: the chains that answered each query, by the query's label. Each chain is a title
+            and the roles' responses, one record per role, like the lines of samples.jsonl.
     """
 
     title: str

@@ -16,8 +16,8 @@ class Interrupted(SystemExit):
 class Signals:
     """A context in which a first SIGTERM, SIGINT or SIGHUP is only recorded, in `received`.
 
-    A second signal ends the process. Only a second SIGHUP is ignored, as a closing terminal often sends it twice. Under
-    `nohup`, SIGHUP stays ignored.
+    A second signal ends the process. Only a second SIGHUP is ignored, because a closing terminal often sends it twice.
+    Under `nohup`, SIGHUP stays ignored.
     """
 
     def __init__(self) -> None:

@@ -99,7 +99,7 @@ def summary_table(agents: Summary, roles: Summary) -> str:
     lines = ["", f"{'':{name_width}}{'metric':18}{'start':>9}{'end':>9}{'change':>9}"]
     for name, metrics in rows.items():
         for metric, values in metrics.items():
-            # Rounded first, as -0.0001 would be printed as -0.000.
+            # Round first; otherwise -0.0001 would be printed as -0.000.
             numbers = "".join(
                 f"{round(values[key], 3) + 0.0:9.3f}" for key in ("start", "end", "change")
             )
@@ -114,7 +114,7 @@ def summary_table(agents: Summary, roles: Summary) -> str:
 def sample_table(
     before: Mapping[str, Sequence[Sample]], after: Mapping[str, Sequence[Sample]]
 ) -> str:
-    """Formats responses to the same queries before and after training: the chain's, then the agents' solo responses.
+    """Formats responses to the same queries before and after training, first the chain's, then the agents' own (solo).
 
     Args:
         before, after: solo samples by agent, one per query. With several roles, the key `chain` holds responses in the
@@ -153,7 +153,7 @@ def _chain_answers(
     for stage, by_agent in (("before", before), ("after", after)):
         for answer in by_agent["chain"][row::queries]:
             answers[f"{stage}: {answer['agent']} as {answer['role']}"] = answer
-    pioneer = after["chain"][row]["agent"]  # its answer in the chain is already solo
+    pioneer = after["chain"][row]["agent"]  # the pioneer answers alone in the chain, too
     for agent, samples in after.items():
         if agent not in ("chain", pioneer):
             answers[f"after: {agent} solo"] = samples[row]
