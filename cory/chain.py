@@ -111,7 +111,7 @@ class Chain:
         return self.task.prompts.settings(role).sampling(common)
 
     def roll_out_unread(self, batch: Batch, generators: Sequence[torch.Generator]) -> list[Rollout]:
-        """Returns later roles' responses to prompts with empty earlier responses, for counterfactual credit.
+        """Returns later roles' responses to prompts in which earlier responses are empty, for counterfactual credit.
 
         Args:
             generators: one per role; the first one is unused.

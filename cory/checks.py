@@ -244,7 +244,7 @@ def _check_contexts(
     # For each dataset with rows that are too long: their number, and the query length up to which all rows fit.
     counts: list[str] = []
     fitting: list[int] = []
-    longest = (0, "")  # the longest prompt: its excess in tokens, and a description
+    longest = (0, "")  # of the longest prompt: tokens beyond the context, and a description
     for kind, rows in (("rows", dataset), ("held-out rows", held_out)):
         if rows is None:
             continue

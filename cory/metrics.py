@@ -20,7 +20,8 @@ TITLES = {
     "combined_reward": "combined reward",
     "distinct_2": "distinct-2",
     "response_tokens": "length (tokens)",
-    # Additional metrics of an evaluation. A chain's combined reward uses the KL of all its model calls
+    # Additional metrics of an evaluation. A chain of agents answers in several model calls; its combined reward uses
+    # the KL of all of them
     "chain_kl": "KL, all calls (nats)",
     "chain_sampled_kl": "sampled KL, all calls (nats)",
     "distinct_1": "distinct-1",

@@ -30,7 +30,7 @@ class OwnTaskConfig(Settings):
         split: Split of the dataset. A single file has no splits and is used whole.
         eval_dataset: Held-out prompts, for `cory.evaluation` and `eval_every`; checked before training. null: another
             split of `dataset`.
-        eval_split: Split of the held-out prompts for `eval_every`. `cory.evaluation` has --split for this.
+        eval_split: Split of the held-out prompts. `cory.evaluation` can choose another with --split.
         prompt_column: Column with the prompts, which are texts or chat messages ending with the user's.
         row_per_branch: Whether each observer response to a pioneer response has its own row; `branches` is the number
             of these responses. If true, each query takes `branches` consecutive training rows, in which the pioneer

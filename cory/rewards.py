@@ -285,8 +285,8 @@ def _as_float(value: Any) -> float:
 class Classifier:
     """A reward function: a sequence classifier's logit for prompt plus response.
 
-    Texts are scored in padded batches if padding does not change the logits, else one at a time. Models without a pad
-    token are scored one at a time, since a decoder's head uses the pad token to find a text's last token.
+    Texts are scored in padded batches if padding does not change the logits, else one at a time. Without a pad
+    token, they are scored one at a time, since a decoder's head uses the pad token to find a text's last token.
 
     Args:
         name: Hub id or local folder of the classifier.

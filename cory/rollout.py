@@ -70,7 +70,7 @@ class Batch(NamedTuple):
         columns: the dataset's columns, with one row per response of the first role.
         max_new_tokens: length limit of responses, for roles without a limit of their own.
         branch_columns: the same columns, with one row per response of later roles. Later roles have more responses if
-            several observers answer each response of the pioneer (`Config.branches`). None: the same as `columns`.
+            the observer answers each pioneer response several times (`Config.branches`). None: the same as `columns`.
     """
 
     columns: dict[str, list[Any]]

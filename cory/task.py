@@ -169,7 +169,7 @@ class Task:
         return "+".join([*hashes, *(loaded.sha256 for loaded in self.prompts.code.values())])
 
     def fingerprint_of_reward(self) -> dict[str, str]:
-        """Returns names and source hashes of the reward and the team reward; the latter may be empty.
+        """Returns names and source hashes of the reward and the team reward, empty if there is no team reward.
 
         For several rewards, the names are joined with their weights, and the hashes are joined.
         """

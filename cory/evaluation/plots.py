@@ -51,7 +51,7 @@ def colours_by_agents(agents: Mapping[str, int]) -> dict[str, Any]:
     """Assigns colours: PPO's to the first run with one agent, CORY's to the first with several, others to the rest.
 
     Args:
-        agents: the number of agents, by the name of a run or group of runs.
+        agents: the number of agents, by the name of a run, or of a group of runs that differ only in their seed.
     """
     assigned: dict[str, Any] = {}
     one = [name for name, count in agents.items() if count == 1]

@@ -195,7 +195,7 @@ class DAPO(GroupAlgorithm):
 class GSPO(GroupAlgorithm):
     """Zheng et al., 2025 (arXiv 2507.18071), Eq. 5: one clipped ratio per response, and GRPO's advantages.
 
-    The paper has no KL. This implementation adds GRPO's KL, with each token's ratio.
+    The paper has no KL. This implementation adds GRPO's KL term, which uses each token's own ratio.
     """
 
     advantages = staticmethod(GRPO.advantages)  # Eq. 6

@@ -1,4 +1,7 @@
-"""Compares an inference engine's log-probabilities with the policy's, and gives importance weights for the loss."""
+"""Compares an inference engine's log-probabilities with the policy's, and gives importance weights for the loss.
+
+R is the length of the longest response in tokens.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple

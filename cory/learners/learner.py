@@ -559,7 +559,7 @@ def _even_parts(indices: list[int], parts: int) -> list[list[int]]:
 def _role_weights(rollouts: Sequence[Rollout]) -> Tensor:
     """Returns row weights (mean 1) that give every rollout the same total weight.
 
-    All weights are 1 if rollouts have equal sizes. With branches, a pioneer's rows weigh more, as there are fewer.
+    All weights are 1 if rollouts have equal sizes. With branches, a pioneer's rows weigh more, because there are fewer.
     """
     sizes = torch.tensor([len(rollout.completions) for rollout in rollouts])
     weights = sizes.sum() / (len(sizes) * sizes)

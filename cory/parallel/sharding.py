@@ -1,4 +1,4 @@
-"""Shards policies over processes, layer by layer, with PyTorch's FSDP2; unsharded policies stay as they are.
+"""Shards policies over processes, layer by layer, with PyTorch's FSDP2, if `parallel.shard` asks for it.
 
 Each process computes with full layers, which are gathered before use and dropped afterwards. All processes must
 therefore run equally many passes, whatever their prompts and responses are.
