@@ -1,8 +1,8 @@
 """Computes the estimates that judge claims: a number per seed, and Student's t over seeds.
 
 A *measure* computes one number from one run's metrics. An *estimate* computes an interval from a study: it applies a
-measure to each run of one or two groups, and pairs two groups by seed. `results/claims.py` has an estimate for each
-claim.
+measure to each run of one or two groups (a group's runs differ only in their seed), and pairs two groups by seed.
+`results/claims.py` has an estimate for each claim.
 """
 
 import math
@@ -30,7 +30,7 @@ class Untested(Exception):
 
 
 def prepared(study: Study) -> Study:
-    """Adds the columns that measures need to the metrics. Renames `CORY, causal` to CORY if there is no CORY."""
+    """Adds the columns that measures need to the metrics. If no group is named CORY, renames `CORY, causal` to CORY."""
     times = collapse_times(study)
     run_columns = study.runs[[*RUN, "first_role", LIMIT]].drop_duplicates(RUN)
     run_columns = run_columns.join(
@@ -200,7 +200,7 @@ def between(first: str, second: str, measure: Measure, statistic: Statistic) -> 
 
 
 def relative(ours: str, rival: str, measure: Measure, whole: Measure) -> Estimate:
-    """Makes an estimate: our measure minus the rival's, divided by the rival's mean `whole`, which counts as exact."""
+    """Makes an estimate: our measure minus the rival's, divided by the rival's mean of `whole` (taken as exact)."""
 
     def estimate(study: Study) -> Interval:
         scale = float(by_seed(study, rival, whole).mean())

@@ -18,7 +18,7 @@ SMALLEST_SPREAD = 1e-9  # sum of squared deviations, in tokens, below which leng
 
 
 def collapse_times(study: Study) -> pd.DataFrame:
-    """Returns each run's number of iterations until an agent collapses, by cause: `kl` and `texts`; NaN if none does.
+    """Returns each run's iterations until an agent collapses, by cause (`kl` or `texts`); NaN if no agent does.
 
     An agent collapses when its means over 10 iterations meet the rule of `cory.metrics.collapsed`. In a run that the KL
     guard ended, the last iteration alone suffices: an agent collapses if its KL exceeds the bound.
