@@ -1,4 +1,4 @@
-"""Judges the paper's claims by the files under results/: whether a claim's direction holds, and how large its effect.
+"""Judges the paper's claims by the files under results/: whether a claim's direction holds, and how large it is.
 
     python -m results.claims --out results/claims.md
 

@@ -87,8 +87,7 @@ def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
 def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] = ()) -> Rows:
     """Returns a row per group: how many runs collapsed and why, and the mean time to collapse.
 
-    The mean time is compared with the baseline's. A ✓ marks primary differences that survive Holm's correction over all
-    primary differences.
+    The mean time is compared with the baseline's. A ✓ marks primary differences that survive Holm's correction.
 
     Args:
         study: the runs.

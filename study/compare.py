@@ -4,9 +4,9 @@
     python -m study.compare runs/cory-seed* runs/ppo-seed*     # runs; names that differ only in -seedN form a group
     python -m study.compare results/notes --role answerer      # curves of one role, for example if the others earn 0
 
-The output is comparison.md with its figures. Given folders of runs, the command also saves the numbers
-that it read from them (runs.csv, ...), so the page can be made again without the runs. for_paper/ has the tables as CSV
-and LaTeX, and the figures as PDF. Definitions: docs/metrics.md, "Comparison".
+The output is comparison.md with its figures. Given folders of runs, the command also saves the numbers that it read
+from them (runs.csv, ...), so the page can be made again without the runs. for_paper/ has the tables as CSV and LaTeX,
+and the figures as PDF. Definitions: docs/metrics.md, "Comparison".
 """
 
 import re
@@ -38,7 +38,7 @@ from study.frame import (
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
 
-# Keys that may differ within a group, as the data may depend on the seed.
+# Keys that may differ between runs of a group, as the data may depend on the seed.
 SEED_KEYS = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
 FOR_PAPER = "for_paper"
 FIGURES = ("curves", "paths", "pass_at_k", "frontier")

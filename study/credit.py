@@ -529,8 +529,8 @@ def span(values: "pd.Series[float]", form: str) -> str:
     return high if low == high else f"{low} to {high}"
 
 
-# A colour per idea and a marker per estimator. Estimators that equal another one are left out: `mean` and MAGRPO equal
-# `sum`, and C3 with 4 x 2 equals `causal, B = 2`.
+# Related estimators share a colour; each has its own marker. Estimators that equal another one are left out: `mean` and
+# MAGRPO equal `sum`, and C3 with 4 x 2 equals `causal, B = 2`.
 DRAWN = {
     "causal": (COLOURS[1], "o"),
     "causal, B = 2": (COLOURS[1], "^"),

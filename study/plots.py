@@ -40,14 +40,14 @@ EQUAL_GROUPS = "frac_reward_zero_std"
 
 
 def palette(study: Study) -> dict[str, Any]:
-    """Assigns colours to groups. The first group with one agent gets PPO's colour, the first with several CORY's."""
+    """Assigns colours to groups. The first with one agent has PPO's colour, the first with several has CORY's."""
     agents = study.final.groupby("group")["agent"].nunique()
     by_group = {name: int(agents.get(name, 0)) for name in study.groups}
     return colours_by_agents(by_group) | {BASE: UNTRAINED}
 
 
 def palette_of_families(study: Study) -> dict[str, Any]:
-    """Returns each family's colour: its first group's."""
+    """Returns each family's colour, which is that of its first group."""
     first = study.runs.drop_duplicates("family")
     group_colours = palette(study)
     return {
