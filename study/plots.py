@@ -207,8 +207,8 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
 def panels(study: Study, names: Sequence[str]) -> list[list[str]]:
     """Arranges groups in small multiples; the first panel has the reference groups.
 
-    The references are the first group with one agent and the first with several; the baseline takes precedence. Each
-    further panel has the groups of one setting, such as `PPO, restart` and `CORY, restart`.
+    There are two references: the first group with one agent, and the first with several. The baseline is always one of
+    them. Each further panel has the groups of one setting, such as `PPO, restart` and `CORY, restart`.
     """
     baselines = set(study.runs.loc[study.runs["baseline"], "group"])
     references: dict[str, str] = {}
