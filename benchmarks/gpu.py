@@ -5,7 +5,7 @@
     python -m benchmarks.gpu --small               # the same at small width, on any machine
 
 PPO trains all weights of two agents: four epochs, batch 64, queries of 2 to 8 tokens, responses of
-16 tokens, the KL over the whole vocabulary, and a DistilBERT as reward. Models have the published
+16 tokens, the KL over the whole vocabulary, and a DistilBERT as reward model. Models have the published
 sizes and random weights; a Llama of the same size stands in for Qwen2.5-0.5B. Each row of the table
 is measured in its own process; seconds are medians. Models are written to the folder for temporary
 files, 3.5 GB at a time.
@@ -58,7 +58,7 @@ def small(shape: Shape) -> Shape:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Measures one implementation (`--way`) in this process.
 
-    Returns median seconds by phase (after a first iteration), peak memory, rows per pass, and the machine.
+    Returns median seconds by phase (after a first iteration), peak memory, sequences per pass, and the machine.
     """
     import torch
 

@@ -43,8 +43,8 @@ def interleaved(
 
 
 def peak_memory(bench: Bench, name: str) -> dict[str, float]:
-    """Measures the second iteration's peak memory in MiB, minus the memory before models are loaded (`peak`) or at the
-    iteration's start (`extra`).
+    """Measures the second iteration's peak memory in MiB. `peak` excludes the memory used before models are loaded,
+    `extra` the memory used at the iteration's start.
 
     Must be called in a separate process. Counts resident memory on a CPU, and torch's allocations on a GPU.
     """
@@ -78,7 +78,7 @@ def warm_up(bench: Bench, name: str) -> None:
 
 
 def resident(field: str) -> float:
-    """Trims freed memory and returns this process's resident MiB: VmRSS now, VmHWM the peak since the last reset."""
+    """Trims freed memory and returns resident MiB: now (`field` VmRSS), or the peak since the last reset (VmHWM)."""
     import ctypes
 
     ctypes.CDLL("libc.so.6").malloc_trim(0)

@@ -4,8 +4,8 @@
     python benchmarks/kills.py --kills 3 2      # fewer
     TMPDIR=/dev/shm python benchmarks/kills.py  # in memory
 
-After each kill, the same command starts again, as on a cluster: `--output RUN --resume auto`. The final metrics.jsonl
-and both agents' weights must equal an unbroken run's, byte for byte. If they differ, the exit status is 1.
+After each kill, the same command, with `--output RUN --resume auto`, starts again, as on a cluster. The final
+metrics.jsonl and both agents' weights must equal an unbroken run's, byte for byte. If not, the exit status is 1.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def kill_after(process: psutil.Popen, run: Path, seconds: float) -> bool:
     """Kills a run's processes `seconds` after it records an iteration. Returns False if the run had already ended."""
     before = size(run)
     while size(run) <= before and process.poll() is None:
-        before = min(before, size(run))  # a resumed run first truncates lines to be recomputed
+        before = min(before, size(run))  # a resumed run first removes lines to be recomputed
         time.sleep(0.005)
     time.sleep(seconds)
     running = process.poll() is None

@@ -2,7 +2,7 @@
 
     python benchmarks/mutations.py --list                    # the faults, and the tests nearest to each
     python benchmarks/mutations.py --only gae_without_gamma  # one of them
-    python benchmarks/mutations.py --out mutations.jsonl     # only faults without a line in this file
+    python benchmarks/mutations.py --out mutations.jsonl     # only faults that have no result in this file yet
     python benchmarks/mutations.py --folder-only             # without the whole suite
 
 The faults are mistakes that a person could make: an off-by-one, a swapped argument, a wrong axis,
@@ -35,7 +35,7 @@ class Fault(NamedTuple):
         file: the file's path in the repository.
         before: the text to replace, which occurs once in the file.
         after: the new text.
-        tests: the test files nearest to the fault, then folders.
+        tests: the test files nearest to the fault, then the nearest folders.
     """
 
     name: str

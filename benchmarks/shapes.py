@@ -22,7 +22,7 @@ class Shape:
     kl_penalty: str = "full"
     epochs: int = 4
     algorithm: str = "ppo"
-    group: int = 1  # chains per query
+    group: int = 1  # chains (a response of each role) per query
     architecture: str = "gpt2"  # or llama
 
     @property

@@ -39,14 +39,14 @@ class Case:
     """One setting of a learner.
 
     Args:
-        algorithm: cory's name of the algorithm; None if cory has no such setting.
+        algorithm: cory's name of the algorithm; None if cory has no equivalent.
         trainer: TRL's trainer, grpo or rloo.
         beta: the KL coefficient.
         loss, scale: GRPO's `loss_type` and `scale_rewards`.
         kl_ratio: whether the k3 term is multiplied by the probability ratio, GRPO's `use_bias_correction_kl`.
         low, high: the clip range below and above 1, GRPO's `epsilon` and `epsilon_high`; `high` defaults to `low`.
         level: whether a `token` or a `sequence` has a probability ratio, GRPO's `importance_sampling_level`.
-        needs_end: whether responses without an end token are left out, GRPO's `mask_truncated_completions`.
+        needs_end: whether responses without an end token are left out of the loss, GRPO's `mask_truncated_completions`.
         correction, cap: settings for samples from an engine, GRPO's `vllm_importance_sampling_mode` and its `clip_max`.
     """
 

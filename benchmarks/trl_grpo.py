@@ -3,7 +3,7 @@
     python benchmarks/trl_grpo.py --trl-python ENV/bin/python --group 4 --out results/speed
 
 ENV is an environment with TRL 1.x, made for instance by `pip install torch==2.13.0 trl==1.16.0`.
-The shapes `gsm8k_grpo_*` of benchmarks/shapes.py train one agent, to compare single trainers. The
+The shapes `gsm8k_grpo_*` of benchmarks/shapes.py have one agent, as TRL trains a single model. The
 implementations, called ways, are:
 
 * ours: `CoryTrainer`.
@@ -19,7 +19,7 @@ The ways differ as follows:
 
 * Sampled tokens differ, as the libraries draw random numbers in their own ways.
 * TRL runs its output layer in chunks, uses AdamW (no decay) instead of Adam, and keeps the C
-  library's memory settings.
+  library's default memory settings.
 * ours computes GPT-2's GELU in one kernel; TRL uses transformers' implementation.
 
 Each way runs in its own process. The processes take turns, one iteration each. Each round starts with

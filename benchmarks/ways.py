@@ -39,9 +39,9 @@ class Clock:
 
 
 def memory_as(name: str) -> None:
-    """Sets the C library's memory settings for a way. They hold for the whole process.
+    """Sets the C library's memory settings for a way. They apply to the whole process.
 
-    ours and minimal use cory's settings, which would speed up TRL. stock therefore uses the settings that glibc itself
+    ours and minimal use cory's settings. As these would also speed up TRL, stock uses the settings that glibc itself
     reaches in such a process: arrays above 32 MiB get their own pages, which return to the system when freed.
     """
     import torch

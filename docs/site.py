@@ -30,7 +30,7 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def copy_pages() -> None:
-    """Copies all pages and pictures to build/pages. Links to other files become plain text."""
+    """Copies all pages and pictures to build/pages, with links to other files as plain text."""
     shutil.rmtree(PAGES, ignore_errors=True)
     files = {path.relative_to(ROOT) for pattern in SOURCES for path in ROOT.glob(pattern)}
 

@@ -12,8 +12,9 @@ classifier are small models trained on generated reviews. For a task of your own
 `QUERIES`, `OBSERVER` and `load_reward`.
 
 The script departs from the paper in its sizes and in the KL penalty (`KL_PENALTY`). It imports
-nothing from the package `cory`. A test compares script and package: with the same weights, responses
-and rewards, they compute equal losses and updates (tests/examples/test_minimal.py).
+nothing from the package `cory`. A test checks that script and package
+compute equal losses and updates from the same weights, responses and rewards
+(tests/examples/test_minimal.py).
 """
 
 import argparse

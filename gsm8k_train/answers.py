@@ -7,7 +7,7 @@ a number in its sentence.
 | mark                  | between the mark and the number                       |
 |-----------------------|-------------------------------------------------------|
 | `answer is`, `\boxed` | anything                                              |
-| `answer:`, `<answer>` | no word, as "Answer: Ann has 3 eggs" opens a solution |
+| `answer:`, `<answer>` | no word: "Answer: Ann has 3 eggs" opens a solution    |
 
 Without any mark, the last number of the text decides (the paper's rule). Text from `<think>` to `</think>` is ignored.
 If a policy invents a further problem without having written `####`, the answer to that problem is graded, unless
@@ -15,7 +15,7 @@ If a policy invents a further problem without having written `####`, the answer 
 
 After a mark, the first number is read. If it opens an equation, the last side that is a single number is read instead.
 A number is a decimal with or without a minus, and commas may separate thousands. Any other notation, such as 1/2,
-12,34, 1 234 or 3:30, makes the completion unparseable: neither a part of it nor another number is read instead.
+12,34, 1 234 or 3:30, makes the completion unparseable: no part of the notation and no other number is read instead.
 Currency signs and units are ignored. "million" is a unit, as in GSM8K.
 
 >>> def show(*texts):
@@ -51,7 +51,7 @@ from fractions import Fraction
 
 MAX_CHARACTERS = 50  # longest number that is read; str() and float() do not raise up to this length
 
-# To prevent long backtracking, each repetition in these patterns is bounded, or nothing after it can fail.
+# To prevent long backtracking, each repetition in these patterns is bounded or has nothing after it that can fail.
 _THOUGHT = re.compile(r"\A(?:(?!<think>).)*?</think>|<think>.*?(?:</think>|\Z)", re.DOTALL)
 _START = r"(?:minus |negative )?[0-9]"
 _ITEM = r"\W{0,8}[0-9]{1,2}[.):][ \t]+[A-Za-z]"  # the number of a heading or a list item
@@ -147,7 +147,7 @@ def correct(completion: str, gold_number: Fraction) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Removes LaTeX and currency signs, collapses spaces, and marks numbers in other characters as unread (0/0)."""
+    """Removes LaTeX and currency signs, collapses spaces, and makes numbers in other characters unparseable (0/0)."""
     for command, plain in _LATEX.items():
         text = text.replace(command, plain)
     text = _UNREAD.sub("0/0", text)

@@ -5,7 +5,7 @@
 
 Every model answers the question alone (solo). A CORY run's agents also answer as a chain, the second reading the
 first's answer (joint). A PPO run's agent also answers twice, the second time as its own observer (compute-matched).
-The base is the model before training, to which KL is measured. Base and data default to the first run's. pass@k is the
+The base is the model before training; KL is measured to it. Base and data default to the first run's. pass@k is the
 unbiased estimate from n samples per problem (Chen et al., 2021). `cory/evaluation/rows.py` describes all rows.
 """
 

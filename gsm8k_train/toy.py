@@ -1,7 +1,7 @@
 """The toy setting: word problems from templates, and a small language model trained on them.
 
 The model is shipped in `weights/` beside this file (made by `toys/make_gsm8k_toy.py`). The problems are generated, and
-are the same everywhere. They have GSM8K's form with one to three steps and small numbers, without its <<calculator>>
+are the same everywhere. They have GSM8K's form, but only one to three steps, small numbers and no <<calculator>>
 annotations.
 
 Two in five training solutions are wrong: a guess without steps, or a wrong operation in one step. Like a pre-trained
@@ -115,7 +115,7 @@ LARGEST_NUMBER = 16  # largest number in a right solution
 
 
 def _calculate(expression: str, values: Mapping[str, int]) -> tuple[str, int | None]:
-    """Returns the expression with its numbers, and its result, or None if that is not a whole number from 0 to 99."""
+    """Returns the expression with its numbers, and its result: None if this is not a whole number from 0 to 99."""
     first, *rest = (str(values.get(term, term)) for term in expression.split())
     total = int(first)
     for operator, number in zip(rest[::2], map(int, rest[1::2]), strict=True):
@@ -203,7 +203,7 @@ def problem(rng: random.Random) -> Problem:
 
 
 def lesson(rng: random.Random, asked: Problem) -> str:
-    """Returns a training text: two in five have the observer's prompt form, and one in five starts with EXAMPLE."""
+    """Returns a training text. Two in five have the observer's prompt form. One in five starts with EXAMPLE."""
     prefix = EXAMPLE if rng.random() < 0.2 else ""
     if rng.random() < 0.6:
         return f"{prefix}Question: {asked.question} Answer: {attempt(rng, asked, MISTAKES)}"

@@ -19,7 +19,7 @@ from imdb_train.config import IMDB, ImdbConfig, ImdbTaskConfig
 def queries(
     config: ImdbTaskConfig, split: str, tokenizer: PreTrainedTokenizerBase, seed: int
 ) -> Dataset:
-    """Returns a dataset whose `prompt` column has the first tokens of each review; `seed` draws their number.
+    """Returns a dataset whose `prompt` column has the first tokens of each review. `seed` decides how many.
 
     Queries from toy reviews are kept only if they belong to the split (`toy.is_held_out`).
 
@@ -85,7 +85,7 @@ def make_task(config: ImdbConfig, rows: Dataset | None = None) -> Task:
     )
     reward: Classifier | Reward = classifier
     if separator:
-        # A reward with the space is recorded under another name, so that evaluations note the difference between runs.
+        # Recorded under a name of its own, so that evaluations note if runs differ in the space before responses.
         reward = Reward(classifier, name="cory.rewards.Classifier, after a space")
     prompts = RolePrompts(settings.pioneer_prompt, settings.observer_prompt)
     if rows is None:

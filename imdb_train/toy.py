@@ -108,7 +108,7 @@ def rewriting(rng: random.Random) -> str:
     words = "".join(phrases).split(" ")
     quoted = words[: rng.randint(5, 22)]
     query = words[: rng.randint(2, 7)]
-    kept = 0  # number of phrases that the query reaches into; these stay unchanged
+    kept = 0  # number of phrases of which the query has at least a part; these stay unchanged
     length = 0
     while length < len(" ".join(query)):
         length += len(phrases[kept])

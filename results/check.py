@@ -49,7 +49,7 @@ def repeat(kept: Mapping[str, Any], file: Path) -> list[dict[str, Any]]:
 
 
 def first_difference(before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> str:
-    """Describes the first difference between records; empty if there is none. Metrics added since do not count."""
+    """Describes the first difference between records; empty if there is none. Metrics only in `now` do not count."""
     for number, (old, new) in enumerate(zip(before, now, strict=True), 1):
         for name, value in old.items():
             if json.dumps(value) != json.dumps(new.get(name)):  # as text, NaN equals NaN

@@ -1,4 +1,4 @@
-"""Judges the paper's claims by the rows under results/: whether the direction holds, and how large the effect is.
+"""Judges the paper's claims by the files under results/: whether a claim's direction holds, and how large it is.
 
     python -m results.claims --out results/claims.md
 
@@ -261,7 +261,7 @@ def judged(claim: Claim, study: Study) -> dict[str, str]:
 
 
 def table(part: Part, studies: Mapping[str, Study]) -> Rows:
-    """Returns a row per claim and setting. A cell that all of a claim's rows share is only in its first row."""
+    """Returns a row per claim and setting. A cell that is equal in all rows of a claim is shown only in the first."""
     rows = []
     for claim in part.claims:
         for folder in claim.folders:

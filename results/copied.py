@@ -1,11 +1,11 @@
-"""Measures how much of an answer is copied from the answer that it reads: the share of its word four-grams that
-occur there, too.
+"""Measures how much agents copy from the answer that they read: the share of their answer's word four-grams that
+also occur in the answer read.
 
     python -m results.copied runs/experiments/SCALE/NAME/evaluation --out results/NAME_SCALE/copied.csv
 
-Each folder of the evaluation belongs to a run, GROUP-seedN. Rows already in --out are kept, because the repository does
-not keep the responses. The answers to each run's first five queries, with the answers that they read, go to texts.jsonl
-beside --out.
+Each folder of the evaluation belongs to a run, GROUP-seedN. Rows already in --out are kept, because they could not
+be computed again: the repository does not keep the responses. The answers to each run's first five queries, with the
+answers that they read, go to texts.jsonl beside --out.
 """
 
 import csv
@@ -41,7 +41,7 @@ def four_grams(text: str) -> list[tuple[str, ...]]:
 
 
 def of_run(folder: Path) -> tuple[list[dict[str, str]], list[dict[str, object]]]:
-    """Returns a row per chain of a run, such as `agent_2 after agent_1`, and its answers to the first queries."""
+    """Returns a row per chain of a run, such as `agent_2 after agent_1`, and the run's answers to the first queries."""
     records = read_rows(folder / "responses.jsonl")
     by_query = {(record["model"], record["query"]): record for record in records}
     shares: dict[str, list[float]] = {}

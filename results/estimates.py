@@ -1,8 +1,8 @@
 """Computes the estimates that judge claims: a number per seed, and Student's t over seeds.
 
 A *measure* computes one number from one run's metrics. An *estimate* computes an interval from a study: it applies a
-measure to each run of one or two groups, and pairs two groups by seed. `results/claims.py` has an estimate for each
-claim.
+measure to each run of one or two groups (a group's runs differ only in their seed), and pairs two groups by seed.
+`results/claims.py` has an estimate for each claim.
 """
 
 import math
@@ -26,11 +26,11 @@ NOT_RUN, OPEN, NOT_TESTABLE = "not run", "open", "not testable here"
 
 
 class Untested(Exception):
-    """Raised if a claim has no estimate. Arguments: the text in place of its direction, and the reason."""
+    """Raised if a claim has no estimate. Arguments: the text shown as the claim's direction, and the reason."""
 
 
 def prepared(study: Study) -> Study:
-    """Adds the columns that measures need to the metrics. Renames `CORY, causal` to CORY if there is no CORY."""
+    """Adds the columns that measures need to the metrics. If no group is named CORY, renames `CORY, causal` to CORY."""
     times = collapse_times(study)
     run_columns = study.runs[[*RUN, "first_role", LIMIT]].drop_duplicates(RUN)
     run_columns = run_columns.join(
@@ -169,7 +169,7 @@ def time_to_collapse(run: pd.DataFrame) -> float:
 
 
 def by_seed(study: Study, family: str, measure: Measure, value: str | None = None) -> pd.Series:
-    """Returns a measure of a family's runs by seed, at one value of the study's `over` or averaged over all.
+    """Returns a measure of a family's runs by seed, at one value of the swept key (`study.over`), or averaged over all.
 
     Raises:
         Untested: the study has none of these runs.
@@ -185,7 +185,7 @@ def by_seed(study: Study, family: str, measure: Measure, value: str | None = Non
 
 
 def values_of(study: Study) -> list[str]:
-    """Returns the values of the study's `over` in ascending order."""
+    """Returns the values of the swept key in ascending order."""
     return sorted({value for value in study.runs["value"] if value}, key=float)
 
 
@@ -200,7 +200,7 @@ def between(first: str, second: str, measure: Measure, statistic: Statistic) -> 
 
 
 def relative(ours: str, rival: str, measure: Measure, whole: Measure) -> Estimate:
-    """Makes an estimate: our measure minus the rival's, divided by the rival's mean `whole`, which counts as exact."""
+    """Makes an estimate: our measure minus the rival's, divided by the rival's mean of `whole` (taken as exact)."""
 
     def estimate(study: Study) -> Interval:
         scale = float(by_seed(study, rival, whole).mean())
@@ -233,7 +233,7 @@ def of_fixed_roles(name: str, measure: Measure) -> Estimate:
 
 
 def collapses_later(study: Study) -> Interval:
-    """Returns CORY's time to collapse minus PPO's, at the largest value of the study's `over`."""
+    """Returns CORY's time to collapse minus PPO's, at the largest value of the swept key."""
     largest = values_of(study)[-1]
     if not by_seed(study, PPO, collapsed, largest).any():
         raise Untested(NOT_TESTABLE, "no run of PPO collapses")
@@ -242,7 +242,7 @@ def collapses_later(study: Study) -> Interval:
 
 
 def kl_accelerates(study: Study) -> Interval:
-    """Returns PPO's KL growth in the second half divided by the first half's, at the smallest value of `study.over`.
+    """Returns PPO's KL growth in the second half divided by the first half's, at the swept key's smallest value.
 
     KL starts at 0, so its growth in the first half is the KL at half time.
     """
@@ -256,7 +256,7 @@ def alone(study: Study) -> Interval:
 
 
 def passes(rival: str) -> Estimate:
-    """Makes an estimate: CORY's pass@k, averaged over its solo agents, minus a rival's; the smallest over k.
+    """Makes an estimate: CORY's pass@k, averaged over its solo agents, minus a rival's: the smallest difference over k.
 
     The rival may be the untrained model. The interval's ends are the smallest ends over k, so a lower end above 0 holds
     for all k.

@@ -36,7 +36,8 @@ def is_share(metric: str) -> bool:
 def mean_cell(values: "pd.Series[float]", metric: str) -> str:
     """Formats the mean over seeds and its interval; empty without values.
 
-    Except for rewards, an interval that reaches below 0 although no value does is left out: there are too few seeds.
+    If no value is below 0 but the interval reaches below 0, there are too few seeds, and the interval is left out. The
+    intervals of rewards are always shown.
     """
     values = values.dropna()
     if not len(values):

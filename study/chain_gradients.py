@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Stands for the earlier response if a role has not read one. Indexes the last row of the role's table.
+# Stands for the earlier response if a role has not read one. As an index, it selects the table's last row.
 NOTHING = -1
 
 
@@ -71,7 +71,7 @@ class Outcomes(NamedTuple):
     columns: Mapping[tuple[str, int], Tensor]
 
     def follow(self, values: Tensor, role: int) -> Tensor:
-        """Repeats an earlier role's values (one per response) once for each response of `role` that follows."""
+        """Repeats each value of an earlier role's responses, once for each response of `role` that follows."""
         return values.repeat_interleave(self.responses(role) // values.shape[1], dim=1)
 
     def responses(self, role: int) -> int:

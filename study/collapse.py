@@ -18,7 +18,7 @@ SMALLEST_SPREAD = 1e-9  # sum of squared deviations, in tokens, below which leng
 
 
 def collapse_times(study: Study) -> pd.DataFrame:
-    """Returns each run's number of iterations until an agent collapses, by cause: `kl` and `texts`; NaN if none does.
+    """Returns each run's iterations until an agent collapses, by cause (`kl` or `texts`); NaN if no agent does.
 
     An agent collapses when its means over 10 iterations meet the rule of `cory.metrics.collapsed`. In a run that the KL
     guard ended, the last iteration alone suffices: an agent collapses if its KL exceeds the bound.
@@ -87,8 +87,7 @@ def _untrained_distinct_2(study: Study) -> "pd.Series[float]":
 def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] = ()) -> Rows:
     """Returns a row per group: how many runs collapsed and why, and the mean time to collapse.
 
-    The mean time is compared with the baseline's. A ✓ marks primary differences that survive Holm's correction over all
-    primary differences.
+    The mean time is compared with the baseline's. A ✓ marks primary differences that survive Holm's correction.
 
     Args:
         study: the runs.

@@ -4,8 +4,9 @@
     python -m study.compare runs/cory-seed* runs/ppo-seed*     # runs; names that differ only in -seedN form a group
     python -m study.compare results/notes --role answerer      # curves of one role, for example if the others earn 0
 
-The output is comparison.md with its figures. A page made from folders of runs also saves their rows. for_paper/ has the
-tables as CSV and LaTeX, and the figures as PDF. Definitions: docs/metrics.md, "Comparison".
+The output is comparison.md with its figures. Given folders of runs, the command also saves the numbers that it read
+from them (runs.csv, ...), so the page can be made again without the runs. for_paper/ has the tables as CSV and LaTeX,
+and the figures as PDF. Definitions: docs/metrics.md, "Comparison".
 """
 
 import re
@@ -37,7 +38,7 @@ from study.frame import (
 from study.intervals import FEWEST, difference, direction
 from study.plan import is_single
 
-# Keys that may differ within a group, as the data may depend on the seed.
+# Keys that may differ between runs of a group, as the data may depend on the seed.
 SEED_KEYS = FREE | {"seed", *(f"fingerprint.{key}" for key in ("dataset_sha256", "rows"))}
 FOR_PAPER = "for_paper"
 FIGURES = ("curves", "paths", "pass_at_k", "frontier")
@@ -77,7 +78,7 @@ def write_page(
         command: the command that repeats the experiment.
         role: the role whose curves and KL at equal task reward are shown. None: curves for each agent, and the KL of
             the role that answers the query alone.
-        notes: caveats; those that follow from the study's rows are added.
+        notes: caveats, to which those that follow from the runs' data are added.
 
     Returns:
         The path of comparison.md.
@@ -162,7 +163,8 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
 def verdicts(study: Study) -> list[str]:
     """Returns sentences on each group's difference from the baseline.
 
-    There is one sentence for each number of held-out calls or, without an evaluation, one on the end of training.
+    A group has a sentence on held-out results in one call and one on those in two calls. Without an evaluation, it has
+    one on the end of training.
     """
     metric = held_out.judged_by(study)
     if len(study.held_out):
@@ -199,7 +201,9 @@ def _caveats(study: Study) -> list[str]:
     for name in study.groups:
         base = study.base_of(name)
         if base is None:
-            notes.append(f"{name}: no difference, as {study.baseline} has no run at this value")
+            notes.append(
+                f"{name}: not compared, because {study.baseline} has no run with the same value"
+            )
         elif seeds[name] != seeds[base]:
             notes.append(f"{name} and {base} have different seeds")
     lengths = sorted(set(study.runs["planned"].dropna()))

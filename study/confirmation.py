@@ -12,9 +12,9 @@ SMOOTHED = 10  # iterations in a running mean, and in the mean of the squared gr
 def confirmed(study: Study, ours: str, rival: str) -> Rows:
     """Returns two comparisons of the rival with our group, paired by seed.
 
-    One is the number of iterations until the last role's task reward reaches the highest level that counts. The other
-    is the first role's squared gradient norm at the start of training. Both are primary; a ✓ marks those that survive
-    Holm's correction.
+    One compares the number of iterations until the last role's task reward reaches the highest level that counts.
+    The other compares the first role's squared gradient norm at the start of training. Both are primary; a ✓ marks
+    those that survive Holm's correction.
     """
     first_role = study.first_role
     is_first = study.metrics["role"] == first_role
@@ -27,7 +27,7 @@ def confirmed(study: Study, ours: str, rival: str) -> Rows:
     measured = []
     if reached:
         above = smooth >= reached[-1]
-        # A run that never reaches the level counts with its last iteration.
+        # A run that never reaches the level counts as if it did so in its last iteration.
         first = above.idxmax().where(above.any(), smooth.index[-1]) + 1
         compared = difference(first[rival], first[ours])
         measured.append(

@@ -502,10 +502,11 @@ def table(rows: pd.DataFrame) -> Rows:
 
 
 def pays_from(ratios: "pd.Series[float]", name: str) -> str:
-    """Returns how long the first role's responses must be for a tree to pay, or an empty string for plain chains.
+    """Returns how long the first role's responses must be for a tree to pay off, or an empty string for plain chains.
 
-    If they are longer than this number of tokens, the tree has less variance than causal credit at equal tokens, for
-    two roles under `knowledge`. The second role's responses have one token.
+    If the first role's responses have more tokens than the number returned, the tree has less variance than causal
+    credit at equal tokens. The number is for two roles and the structure `knowledge`. The second role's responses have
+    one token.
     """
     first, *branches = ESTIMATORS[name].fanouts[2]
     if branches == [1]:
@@ -528,8 +529,8 @@ def span(values: "pd.Series[float]", form: str) -> str:
     return high if low == high else f"{low} to {high}"
 
 
-# A colour per idea and a marker per estimator. Estimators that equal another one are left out: `mean` and MAGRPO equal
-# `sum`, and C3 with 4 x 2 equals `causal, B = 2`.
+# Related estimators share a colour; each has its own marker. Estimators that equal another one are left out: `mean` and
+# MAGRPO equal `sum`, and C3 with 4 x 2 equals `causal, B = 2`.
 DRAWN = {
     "causal": (COLOURS[1], "o"),
     "causal, B = 2": (COLOURS[1], "^"),

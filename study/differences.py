@@ -1,4 +1,4 @@
-"""Makes the table of primary comparisons for result pages on learners: groups against the baseline, by seed."""
+"""Makes a table of primary comparisons for the results of learners: groups are compared with the baseline by seed."""
 
 from collections.abc import Sequence
 

@@ -1,8 +1,8 @@
 """Executes an experiment's runs: several at a time on this machine, or as Ray tasks.
 
-Both ways execute the same commands, so a run's files are the same. An interrupted run continues from its last
-checkpoint when its command is repeated. With Ray, all machines need the checkout, the packages and the runs' folder at
-the same paths (a shared file system). Ray restarts tasks whose worker or machine is lost.
+Both ways execute the same commands and give the same files. An interrupted run continues from its last checkpoint when
+its command is repeated. With Ray, all machines need the checkout, the packages and the runs' folder at the same paths
+(a shared file system). Ray restarts tasks whose worker or machine is lost.
 """
 
 import ctypes

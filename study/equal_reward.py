@@ -1,8 +1,8 @@
 """Compares groups by their KL at equal task reward.
 
 A method that learns more slowly ends with a lower KL for that reason alone, so KLs are compared at equal task reward.
-KLs differ by factors between seeds, so means are geometric, and groups are compared by the ratios of runs with the same
-seed. `study/readings.py` reads a run's KL where its task reward reaches a level. Definitions: docs/metrics.md.
+Seeds change KLs by factors, so means are geometric, and two groups are compared by the ratios of their runs with the
+same seed. `study/readings.py` reads a run's KL where its task reward reaches a level. Definitions: docs/metrics.md.
 """
 
 import math
@@ -50,7 +50,7 @@ def kl_at(means: pd.DataFrame, level: float) -> pd.Series:
 
 
 def common_levels(means: pd.DataFrame, step: float) -> list[float]:
-    """Returns the multiples of `step` above every group's initial task reward that 90 % of each group's runs reach."""
+    """Returns the multiples of `step` above all groups' initial rewards that 90 % of each group's runs reach."""
     if not len(means):  # all runs are shorter than the window
         return []
     runs = means.groupby(RUN, sort=False)["task_reward"].agg(["first", "max"])
@@ -78,7 +78,7 @@ def primary(
     Args:
         compared: pairs of group names, ours and the rival. Only seeds that both groups have are used.
         levels: levels of task reward.
-        decided_by: the primary comparisons, as pairs of a role and a column title, such as ("any", "ratio at 1").
+        decided_by: the primary comparisons; each is a role and a column title, such as ("any", "ratio at 1").
         roles: the roles to compare. Default: `any`, and the first role.
 
     Raises:
@@ -159,7 +159,7 @@ def at_all_readings(
     """Compares pairs of groups in a role: the ratio of their KLs at a level of task reward, in each reading.
 
     The level is chosen on the runs of the first seeds (`chosen_level`). A reading is a way to read off the KL at a
-    level. The fit gives the verdict, which is marked *fragile* if another reading disagrees.
+    level. The polynomial fit gives the verdict, which is marked *fragile* if another reading disagrees.
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.
@@ -213,7 +213,7 @@ def verdict(intervals: Mapping[str, Interval]) -> str:
 def chosen_level(
     study: Study, names: tuple[str, str], role: str, candidates: Sequence[float], rise: bool = False
 ) -> float | None:
-    """Returns the highest candidate above every group's initial task reward that 90 % of the two groups' runs reach.
+    """Returns the highest candidate that is above all initial task rewards and reached by 90 % of the two groups' runs.
 
     With `rise`, levels are relative to a run's task reward at the start. Returns None if no candidate qualifies.
     """

@@ -7,7 +7,7 @@
 
 Runs are trained seed by seed. When a run ends, it is evaluated, its row is written to the CSV files in --out, and its
 checkpoints are removed. A run is identified by experiment, group and seed. A run that has a row is not trained again,
-on this or any other machine. To continue interrupted runs, repeat the command.
+not even on another machine. To continue interrupted runs, repeat the command.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         out, experiment.name, scale, planned, experiment.over, baseline, evaluation, set_for_all
     )
 
-    # Seed by seed, so that all groups have the same seeds if the experiment is stopped.
+    # Runs are made seed by seed, so that groups share seeds even if the experiment is stopped.
     seeds = settings.seeds[: args.seeds]
     missing = [item for item in planned if item.seed in seeds and not results.has(item)]
     missing.sort(key=lambda item: item.seed)

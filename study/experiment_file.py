@@ -12,14 +12,15 @@ from cory.settings import Settings, from_data, read_yaml
 
 @dataclass
 class Runs(Settings):
-    """Runs that differ only in their seed and in the experiment's `over`.
+    """Runs that differ only in their seed and in the value of the swept key (`over`).
 
     Args:
         script: The training script: imdb_train/cory.py, ..., or cory.train for a task of your own.
-        from_: Written `from` in the file: another experiment, whose file is in the same folder. Rows are taken from
-            its group of the same name.
+        from_: Written `from` in the file: another experiment, whose file is in the same folder. If it has runs of
+            the same name, their results are copied instead of training again.
         flags: Keys changed in the configuration. In a text, `{seed}` stands for the run's seed and `{runs}` for the
-            folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent of an earlier group.
+            folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent of the run PPO with
+            the same seed. The file must name PPO earlier.
         at: Further changes by scale; `config` names another configuration. If given, the runs exist only at the scales
             named here.
     """
@@ -39,7 +40,7 @@ class Scale(Settings):
         seeds: Seeds; each has a run.
         flags: Keys changed in every configuration.
         needs: Keys that name local folders, so the user must give them with --set.
-        values: Values of the experiment's `over`.
+        values: Values of the swept key.
         evaluate: Command that evaluates each run when it ends: a script, or cory.evaluation, and its options.
     """
 
@@ -60,10 +61,9 @@ class Experiment(Settings):
         question: Question that the experiment answers.
         runs: Runs by name.
         scales: Scales by name: tiny, paper, ...
-        baseline: Name of the runs with which others are compared. null: the first
-            runs with a single agent.
-        over: Key whose values are swept. A single agent keeps its value if the key has an effect only
-            with several agents.
+        baseline: Name of the runs with which others are compared. null: the first runs with a single agent.
+        over: Key whose values are swept. If the key has an effect only with several agents, runs of a single agent are
+            not swept.
         name: Name in results: the file's name or, for a file experiment.yaml, its folder's name.
     """
 

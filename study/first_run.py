@@ -1,7 +1,7 @@
 """Keeps the beginning of an experiment's first run, so that later code can be checked against it.
 
 The file first_run.json holds the run's settings, the conditions under which it ran, and the first three records of its
-metrics.jsonl. The same kind of processor, libraries and number of threads reproduce these records exactly.
+metrics.jsonl. With the same kind of processor, libraries and number of threads, the records are reproduced exactly.
 """
 
 import json

@@ -8,7 +8,8 @@
 | `held_out` | run and way of answering | the metrics on held-out queries | held_out.csv |
 
 A run is identified by its `group` and `seed`. Runs of a group differ only in their seed; groups of a `family` differ
-only in the value of one key, `over`. The files hold six significant digits, and replace the runs' folders.
+only in the value of one key, `over`. The files hold six significant digits. With them, the runs' folders
+are no longer needed.
 """
 
 import gzip
@@ -183,7 +184,7 @@ class Study:
     def base_of(self, name: str) -> str | None:
         """Returns the name of a group's baseline, or None if no run of the baseline has ended.
 
-        If the baseline is a family, its group with the same value, or without a value, is returned.
+        If the baseline is a family, this is its group with the same value of `over`, or its group without a value.
         """
         base = self.runs[self.runs["baseline"]]
         if self._baseline_is_family:
@@ -289,8 +290,8 @@ def assemble(
 def with_combined_reward(study: Study) -> Study:
     """Adds the combined reward, with the baseline's eta for all runs (`Study.eta`).
 
-    Held-out rows keep their combined reward if the evaluation's command names an eta. If it names none, the evaluation
-    used the first evaluated run's eta, and the combined reward is computed again with the eta of training.
+    Held-out rows keep their combined reward if the evaluation's command names an eta. Otherwise, the evaluation
+    used the eta of the run evaluated first, so the combined reward is computed again as in training.
     """
     eta_of_run = study.runs.drop_duplicates(RUN).set_index(RUN)["eta"]
 
@@ -306,7 +307,7 @@ def with_combined_reward(study: Study) -> Study:
 
     held_out = study.held_out
     if {"combined_reward", "task_reward", "chain_kl"} <= {*held_out} and not names_eta(study):
-        # Rows without the task's team reward have no combined reward. It stays missing, as it would be incomplete.
+        # In rows without the task's team reward, the combined reward would be incomplete, so it stays missing.
         has_one = held_out["combined_reward"].notna()
         held_out = with_reward(held_out, "chain_kl")
         held_out["combined_reward"] = held_out["combined_reward"].where(has_one)

@@ -1,6 +1,7 @@
 """Compares families of groups by their frontiers of task reward and KL, seed by seed.
 
-A family's groups differ in the value of one key, such as eta. Its frontier joins the nondominated points.
+Runs of a group differ only in their seed; a family's groups differ in the value of one key, such as eta. At each seed,
+a family's runs are points, and its frontier joins the nondominated ones.
 Definitions: docs/metrics.md, "Comparison".
 """
 
@@ -59,7 +60,7 @@ def frontiers_apart(study: Study, pairs: Sequence[tuple[str, str]]) -> Rows:
 
 
 def beaten(study: Study, calls: int = 0) -> Rows:
-    """Returns a row per family and value: in how many seeds another family's frontier beats the run.
+    """Returns a row per family and value: how many of its runs another family's frontier beats, seed by seed.
 
     A frontier beats a run if it has a higher task reward at the run's KL. The frontier consists of straight lines
     between the family's nondominated points. At KLs above all points, it stays at its highest reward. At KLs below all
@@ -67,8 +68,9 @@ def beaten(study: Study, calls: int = 0) -> Rows:
 
     Args:
         study: the runs.
-        calls: 0: the end of training, with an agent's own KL in all roles. 1 or 2: held-out responses in one or two
-            calls, with the KL of all calls.
+        calls: where task reward and KL are measured. 0: at the end of training, averaged over agents and their roles.
+            1 or 2: on held-out queries. An agent answers alone (1), or after reading an answer (2); KLs of both answers
+            are then summed.
     """
     ends = _complete_seeds(_held_out_points(study, calls) if calls else points(study))
     families = list(ends["family"].unique())
@@ -112,7 +114,7 @@ def _is_beaten(run: dict, rivals: pd.DataFrame) -> bool:
 
 
 def _held_out_points(study: Study, calls: int) -> pd.DataFrame:
-    """Returns the frame of `points` for held-out queries, with the KL of all calls.
+    """Returns the frame of `points` for held-out queries, with the KL summed over one or two answers (calls).
 
     Raises:
         LookupError: there is no evaluation in this number of calls.

@@ -1,4 +1,4 @@
-"""Compares the groups of a study on held-out queries, in one call and in two.
+"""Compares groups on held-out queries, answered alone (one call) or after reading an answer (two calls).
 
 Definitions: docs/metrics.md, "Comparison".
 """

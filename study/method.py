@@ -1,7 +1,8 @@
 """Compares the method with a single PPO agent: in training, at equal task reward, and held out.
 
-The training columns are the paper's comparison: an agent's own task reward and own KL, in all roles. On held-out
-queries, two agents that answer in turn (two calls) are compared with a user's alternative: one PPO agent, one call.
+The training columns are the paper's comparison: each agent's task reward and KL for its own answers, in all roles. On
+held-out queries, two agents that answer in turn (two calls) are compared with a user's alternative: one PPO agent that
+answers once.
 """
 
 from collections.abc import Sequence
@@ -28,10 +29,10 @@ REWARD = "combined_reward"
 def against_one_agent(
     study: Study, ours: Sequence[str], rival: str, candidates: Sequence[float]
 ) -> Rows:
-    """Returns one row: combined reward, KL at equal task reward, and held-out combined reward, ours against PPO.
+    """Returns one row that compares our group with PPO: combined reward, KL at equal task reward, and held-out reward.
 
     The combined reward and the KL ratio, both averaged over roles, are the primary comparisons. A ✓ marks those that
-    survive Holm's correction over the two. The ratio names its number of seeds if fewer of them reach the level.
+    survive Holm's correction over the two. If fewer seeds reach the level, the ratio names their number.
 
     Args:
         study: the runs.
@@ -84,7 +85,7 @@ def _in_first_role(study: Study) -> pd.DataFrame:
 
 
 def _held_out(study: Study, ours: str, rival: str, metric: str) -> str:
-    """Formats the reward of our two calls minus that of the rival's one call, held out; empty without an evaluation."""
+    """Formats our held-out reward in two calls minus the rival's in one call; empty without an evaluation."""
     if study.held_out.empty or "chain_kl" not in study.held_out:
         return ""
     with_both = replace(study, held_out=with_own_kl_reward(study.held_out))

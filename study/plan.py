@@ -33,13 +33,13 @@ class Planned:
     Args:
         label: the runs' name in the experiment's file.
         group: the name shared by runs that differ only in their seed: the label, followed by the value if there is one.
-        value: the value of the experiment's key `over`. None: the experiment has no `over`, or it does not affect the
-            run.
+        value: the value of the key that the experiment varies, `over`. None: it varies none, or the key does not affect
+            the run.
         folder: the run's folder.
         settings: all settings of the run.
         command: the command that trains or continues the run.
         cwd: the command's working directory. None: the current one.
-        source: another experiment from which the run's row is taken, or None.
+        source: another experiment from which the run's results are taken, or None.
         starts_from: folders, such as agents, of other runs of the experiment from which this run starts.
     """
 
@@ -184,7 +184,7 @@ def _check_evaluation(command: str, run: Planned, trained_by: str) -> None:
 def _plan_runs(
     experiment: Experiment, scale_name: str, label: str, changes: Mapping[str, str], runs: Path
 ) -> Iterator[Planned]:
-    """Plans the runs of one label at all values and seeds; see `plan`."""
+    """Plans the runs of one label, for all values and seeds; see `plan`."""
     scale = experiment.scales[scale_name]
     script = experiment.runs[label].script
     flags = experiment.runs[label].flags | experiment.runs[label].at.get(scale_name, {})

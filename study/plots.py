@@ -40,14 +40,14 @@ EQUAL_GROUPS = "frac_reward_zero_std"
 
 
 def palette(study: Study) -> dict[str, Any]:
-    """Assigns colours to groups. The first group with one agent gets PPO's colour, the first with several CORY's."""
+    """Assigns colours to groups. The first with one agent has PPO's colour, the first with several has CORY's."""
     agents = study.final.groupby("group")["agent"].nunique()
     by_group = {name: int(agents.get(name, 0)) for name in study.groups}
     return colours_by_agents(by_group) | {BASE: UNTRAINED}
 
 
 def palette_of_families(study: Study) -> dict[str, Any]:
-    """Returns each family's colour: its first group's."""
+    """Returns each family's colour, which is that of its first group."""
     first = study.runs.drop_duplicates("family")
     group_colours = palette(study)
     return {
@@ -62,8 +62,8 @@ def plot_curves(study: Study, path: Path) -> None:
     If every run's learner compares groups of responses, as GRPO does, a further panel shows the share of these response
     groups whose rewards are all equal.
 
-    If runs have different lengths, the mean ends with the shortest run, as longer runs may be the better ones. After
-    that, each run has a thin line. With more than `MOST_CURVES` curves, each entry of `panels` gets its own row of
+    If runs have different lengths, the mean ends with the shortest run, because longer runs may be the better ones.
+    Beyond it, each run has a thin line. With more than `MOST_CURVES` curves, each entry of `panels` gets its own row of
     panels. Every row except the first also shows the reference groups, averaged over agents, in grey.
     """
     agent_labels = labels(study)
@@ -124,7 +124,7 @@ def _agents(study: Study, name: str) -> list[str]:
 
 
 def _by_iteration(study: Study, name: str, agent: str | None, metric: str) -> pd.DataFrame:
-    """Returns a metric of one agent or averaged over all: a row per iteration, counted from 1, a column per seed."""
+    """Returns a metric of one agent, or averaged over all agents: a row per iteration (from 1), a column per seed."""
     rows = study.metrics[study.metrics["group"] == name]
     if agent is not None:
         rows = rows[rows["agent"] == agent]
@@ -195,7 +195,7 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
         axis.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=8,
                     handlelength=1.7, borderaxespad=0)  # fmt: skip
         _without_frame(axis)
-    # The lowest panel of a column may be above an empty cell, so it needs its own labels.
+    # A column's lowest panel may lie above an empty cell, so its tick labels are switched on.
     for axis in figure.axes[-across:]:
         axis.tick_params(labelbottom=True)
     grey = "; grey: as in the first panel" if others else ""
@@ -207,8 +207,8 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
 def panels(study: Study, names: Sequence[str]) -> list[list[str]]:
     """Arranges groups in small multiples; the first panel has the reference groups.
 
-    The references are the first group with one agent and the first with several; the baseline takes precedence. Each
-    further panel has the groups of one setting, such as `PPO, restart` and `CORY, restart`.
+    There are two references: the first group with one agent, and the first with several. The baseline is always one of
+    them. Each further panel has the groups of one setting, such as `PPO, restart` and `CORY, restart`.
     """
     baselines = set(study.runs.loc[study.runs["baseline"], "group"])
     references: dict[str, str] = {}

@@ -1,8 +1,8 @@
 """Reads off a run's KL where its task reward reaches a level, in three ways. Definitions: docs/metrics.md.
 
-The ratio of two groups' KLs gives a verdict such as "lower" or "undecided". These KLs come from a polynomial fit. Two
-other readings check the verdict: a monotone fit, and the first passage, where a running mean first reaches the level. A
-verdict that does not hold in all three readings is called fragile.
+The ratio of two groups' KLs gives a verdict such as "lower" or "undecided". These KLs are read off a polynomial fit.
+Two other readings check the verdict: a monotone fit, and the first passage, where a running mean first reaches the
+level. A verdict that the three readings do not share is called fragile.
 """
 
 import math

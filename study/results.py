@@ -1,7 +1,7 @@
 """Reads and writes the files of an experiment's results. A run's row is written when the run ends.
 
-A run is identified by experiment, group and seed, on every machine. Its row does not need the run's folder. To make the
-run again, delete its row in runs.csv and its folder.
+A run is identified by experiment, group and seed, on every machine. Once its row is written, its folder is no longer
+needed. To make the run again, delete its row in runs.csv and its folder.
 """
 
 from collections.abc import Sequence

@@ -32,8 +32,9 @@ class RunEvaluation:
     def rows(self, item: Planned) -> list[dict[str, Any]]:
         """Evaluates a run and returns its rows and the base model's rows.
 
-        The run evaluated first sets base model, task and sampling, so later evaluations also name this run. If the
-        first run's folder is gone or the options have changed, the current run takes its place.
+        The evaluation script takes base model, task and sampling from the first run on its command line. This is always
+        the run that was evaluated first. If its folder is gone or the options have changed, the current run takes its
+        place.
 
         Raises:
             UserError: the script failed.
@@ -49,7 +50,7 @@ class RunEvaluation:
         return rows
 
     def first(self) -> Path | None:
-        """Returns the run that the same command evaluated first, together with the base model, or None."""
+        """Returns the run that this command evaluated first, with the base model beside it; None if there is none."""
         if not (self.folder / FIRST).exists():
             return None
         content = json.loads((self.folder / FIRST).read_text(encoding="utf-8"))

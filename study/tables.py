@@ -1,15 +1,15 @@
 """Writes the tables of README, docs and results from the files under results/.
 
     python -m study.tables            # rewrites all tables
-    python -m study.tables --check    # names the pages with tables that do not match the files, and fails
+    python -m study.tables --check    # fails if tables do not match the files, and names their pages
 
 A table stands between two comments. The first comment describes the table:
 
     <!-- table: held_out imdb_noise_full_kl groups="PPO|CORY" -->
     <!-- end -->
 
-A page with a line such as `<!-- frozen: c0f7e9e -->` is left unchanged. The line names the commit that made the page;
-the code that the page measures no longer exists. If an experiment's folder has no rows yet, the table says so.
+A page with a line such as `<!-- frozen: c0f7e9e -->` is left unchanged. The line names the commit that made the page,
+because the code that the page measures no longer exists. If an experiment's folder has no rows yet, the table says so.
 
 A description has a kind, a source and options. The source is a folder under results/, or several folders with labels:
 `LABEL: FOLDER|LABEL: FOLDER`. The tables of several folders are stacked, and the column `setting` has the labels. The
@@ -137,7 +137,7 @@ def frontier_table(study: Study, families: str) -> Rows:
 
 
 def beaten_table(study: Study, calls: str = "0") -> Rows:
-    """Counts, for each family and value of the swept key, the seeds in which another family's frontier beats the run.
+    """Counts, for each family and value of the swept key, the runs that another family's frontier beats, seed by seed.
 
     `calls`: see `beaten`.
     """

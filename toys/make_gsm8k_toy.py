@@ -3,8 +3,8 @@
     python -m toys.make_gsm8k_toy FOLDER     # makes the model in FOLDER: minutes on two cores
     python -m toys.make_gsm8k_toy            # prints the shipped model's quality
 
-The model has a real architecture. It is trained from scratch on generated problems and saved as an ordinary Hugging
-Face folder, in half precision. Weights are shipped because a model trained on another machine may be better or worse.
+The model, a small GPT-2, is trained from scratch on generated problems and saved as an ordinary Hugging Face folder,
+in half precision. Weights are shipped because a model trained on another machine may be better or worse.
 """
 
 import random

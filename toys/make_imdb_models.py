@@ -6,7 +6,8 @@
 
 Fills FOLDER/reward_model and FOLDER/policy, two ordinary Hugging Face folders. Prints their quality on the test reviews
 and keeps it in FOLDER/quality.json. The same seed, kind of processor and number of threads (default 1) give the same
-models. They are for machines without access to a hub. With access, use `lvwerra/distilbert-imdb` and a pre-trained LLM.
+models. The models are for machines without access to the Hub. With access, use `lvwerra/distilbert-imdb` and a
+pre-trained LLM.
 """
 
 import json
@@ -26,7 +27,7 @@ LM_REVIEWS = 70_000  # reviews for the language model, out of 75,000 outside the
 QUALITY_WORDS = (16, 32, 96)  # lengths of beginnings on which the classifier is tested
 QUALITY_REVIEWS = 2000
 MINUTES = {"reward_model": 20, "policy": 30}  # measured
-LEAST = 0.6  # required accuracy on the longest beginnings, since some trainings stay at chance
+LEAST = 0.6  # required accuracy on the longest beginnings: in some trainings, it stays at chance
 
 
 def make(

@@ -5,8 +5,9 @@
     python -m toys.make_imdb_toy tiny_large         # the larger policy, which is not shipped, in the cache
     python -m toys.make_imdb_toy                    # prints the shipped models' quality
 
-The models have real architectures. They are trained from scratch on generated reviews and saved as ordinary Hugging
-Face folders, in half precision. Weights are shipped because models trained on another machine may be better or worse.
+The models, a small GPT-2 and a small DistilBERT, are trained from scratch on generated reviews and saved as ordinary
+Hugging Face folders, in half precision. Weights are shipped because models trained on another machine may be better or
+worse.
 """
 
 import random
@@ -64,7 +65,7 @@ def make(folder: Path) -> None:
 def make_untaught(folder: Path) -> None:
     """Fills `folder` with a policy of the shipped size and tokenizer that learns only from reviews.
 
-    The shipped policy also learns from rewritings, which puts an observer ahead of a pioneer before any training.
+    The shipped policy also learns from rewritings, which puts an observer ahead of a pioneer before RL begins.
     """
     reviews, _ = _texts(random.Random(0))
     tokenizer = PreTrainedTokenizerFast.from_pretrained(toy.POLICY)

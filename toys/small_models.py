@@ -1,7 +1,7 @@
 """Trains small models from scratch: a BPE tokenizer, a GPT-2 policy and a DistilBERT classifier.
 
-The models have real architectures and train in minutes on two CPU cores. Other scripts, such as `make_imdb_toy.py` or
-an example's `make.py`, provide the texts.
+The models train in minutes on two CPU cores. Other scripts, such as `make_imdb_toy.py` or an example's `make.py`,
+provide the texts.
 """
 
 import os
@@ -112,7 +112,7 @@ def train_gpt2(
 
     Args:
         beta2: AdamW's beta2; a lower value lets long runs of small batches settle faster.
-        after: learn only the part of each text after its last `after`, such as an answer. Default: the whole text.
+        after: a string. Only the part of a text after the string's last occurrence is learned. Default: the whole text.
         sinusoids: initialize position embeddings as sinusoids, so that near positions are similar from the start.
         initializer_range: standard deviation of the initial weights; small models learn faster from larger weights.
         length: number of first tokens of a text to learn from. Default: the model's number of positions.
@@ -141,7 +141,7 @@ def train_gpt2(
     rows = [
         ids[: length or positions] for ids in tokenizer([text + END for text in texts])["input_ids"]
     ]
-    # The number of first tokens of each row that the loss leaves out.
+    # For each row: how many of its first tokens the loss leaves out.
     given = (
         [
             len(ids)

@@ -43,7 +43,7 @@ def draw(run: Path, path: Path, query: int = 1) -> None:
     if not 1 <= query <= queries:
         sys.exit(f"QUERY: expected a number from 1 to {queries}, got {query}")
 
-    # A chain's records are sorted by role.
+    # Records are sorted by role, so those of one query are `queries` apart.
     before = chain[query - 1 :: queries]
     after = samples["after"]["chain"][query - 1 :: queries]
     title = lines(before[0]["query"], WIDTH - 2 * MARGIN, color=INK)

@@ -1,4 +1,4 @@
-"""Draws the ratio of CORY's KL to PPO's against task reward, from the rows under results/. Writes levels.png.
+"""Draws the ratio of CORY's KL to PPO's as a function of task reward, from the files under results/. Writes levels.png.
 
 python docs/figures/levels.py
 """
@@ -33,7 +33,7 @@ PANELS = {
 
 
 def panel(axis: Axes, study: Study, group: str) -> None:
-    """Draws a line with its 95 % band for each role, at the levels that 90 % of each group's runs reach."""
+    """Draws each role's ratio with its 95 % band, at the reward levels that 90 % of CORY's and of PPO's runs reach."""
     seeds = study.runs["seed"].nunique()
     at_start = study.metrics[study.metrics["iteration"] == 0].groupby(["group", "role"])
     start = at_start["task_reward"].mean()[[group, "PPO"]].max()

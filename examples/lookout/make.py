@@ -31,7 +31,7 @@ SHIPS = "Albatross Anna Aurora Beagle Bounty Comet Diana Eagle Flora Gannet Hero
 PLACES = "Bell Rock, Cape Fear, Gull Island, Hook Bay, Long Sand, Mill Point, Raven Head, Seal Reef".split(
     ", "
 )
-TRUE_REPORTS, FALSE_REPORTS = 0.4, 0.2  # shares of the lookout's calls; the rest guess an order
+TRUE_REPORTS, FALSE_REPORTS = 0.4, 0.2  # shares of the lookout's calls; the rest are guessed orders
 FOLLOWED = 0.7  # share of the reports by which a helmsman steers
 TEXTS, STEPS = 12000, 600
 SIZE = {"width": 64, "layers": 2, "positions": 64}
@@ -39,7 +39,7 @@ TRAINING = {"learning_rate": 2e-3, "beta2": 0.98, "sinusoids": True, "initialize
 
 
 def rows(split: str) -> list[dict[str, str]]:
-    """Returns a split's rows in random order: each of its voyages with every land and course.
+    """Returns a split's rows in random order: each voyage combined with every land and course.
 
     A quarter of the voyages are for tests.
     """

@@ -4,9 +4,9 @@
     python examples/lookout/weather.py FOLDER     # into another folder
 
 In fog, as in `make.py`, only the lookout sees the land and only the helmsman knows the course. In clear weather each
-sees land and course, and can find the right order alone. FOLDER/fog_0, fog_25, ... fog_100 hold queries with 0, 25, ...
-100 % of the voyages in fog. FOLDER/model is one small language model for all of them. In its training texts, the crew
-knows the right order half of the time in clear weather, and otherwise guesses.
+of them sees both, and can find the right order alone. FOLDER/fog_0, fog_25, ... fog_100 hold queries with 0, 25, ...
+100 % of the voyages in fog. FOLDER/model is one small language model for all these folders. In its training texts, the
+crew knows the right order half of the time in clear weather, and otherwise guesses.
 """
 
 import json
@@ -30,7 +30,7 @@ from toys.make import make_into
 from toys.small_models import save_half, train_gpt2, train_tokenizer
 
 FOG = (0, 25, 50, 75, 100)  # percent of the queries
-RIGHT = 0.5  # share of the orders that the crew knows in clear weather; the rest are guesses
+RIGHT = 0.5  # share of orders in clear weather that the crew knows; the rest are guesses
 
 
 def rows(split: str, fog: float, seed: int = 0) -> list[dict[str, str]]:

@@ -2,8 +2,8 @@
 
     python -m examples.notes.facts FOLDER_OF_RUNS/evaluation/*/responses.jsonl
 
-Prints a JSON line for each run and one for the untrained model: the numbers of notes that name 0, 1, 2, 3 and 4 facts
-(`notes_by_facts_named`), and the first five listings, each with note and answer.
+Prints a JSON line for each run and one for the untrained model: how many notes name 0, 1, 2, 3 and 4 facts
+(`notes_by_facts_named`), and the first five listings, each with its note and answer.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def facts_named(notes: Mapping[int, str], answers: Mapping[int, str]) -> dict[st
     """Counts the facts that notes name, and returns the counts with the first notes.
 
     Args:
-        notes: notes by query, a row number of fresh.jsonl.
+        notes: notes by query; a query is a row number of fresh.jsonl.
         answers: answers by query.
     """
     flats = flats_of("fresh")

@@ -6,7 +6,7 @@ A row is a flat's listing with a question. questions.jsonl has each listing of t
     python examples/notes/make.py FOLDER     # into another folder
 
 The model, a GPT-2 of 0.1 M parameters, learns from the notes and answers of an unreliable pair, in both prompt forms of
-toy.yaml. A note names some facts in any order, some of them wrong, or only a remark such as "The kitchen is new." An
+toy.yaml. A note gives some facts in any order, some of them wrong, or only a remark such as "The kitchen is new." An
 answer often follows the note; otherwise it is a guess.
 """
 
@@ -68,7 +68,7 @@ LEAD = 8  # words of a listing; they take 12 tokens of SmolLM2 on average, like 
 # The toy's unreliable pair.
 ABOUT_FACTS = 0.7  # share of the notes that hold facts; the rest are remarks (ASIDES)
 TRUE = 0.7  # share of a note's facts that are right
-FOLLOWED = 0.7  # share of the answers that follow a note that holds the fact
+FOLLOWED = 0.7  # if a note holds the fact asked for: share of the answers that follow the note
 TEXTS, STEPS = 12000, 900
 SIZE = {"width": 64, "layers": 2, "positions": 80}
 TRAINING = {"learning_rate": 2e-3, "beta2": 0.98, "sinusoids": True, "initializer_range": 0.15}

@@ -1,4 +1,4 @@
-"""Metrics for credit.yaml, one pair per fact: does the note name the fact asked for, and is the answer right?"""
+"""Metrics for credit.yaml, two for each fact. If it is asked for: does the note name it, and is the answer right?"""
 
 import re
 from collections.abc import Callable
@@ -14,7 +14,7 @@ def is_named(note: str, value: str) -> bool:
 
 
 def _named(fact: str) -> Callable[..., Values]:
-    """Makes a metric: 1.0 if a note holds the fact, otherwise 0.0. Answers and other questions get None."""
+    """Makes a metric: 1.0 if a note holds the fact, otherwise 0.0. Answers, and notes for other questions, get None."""
 
     def metric(
         prompts: list[str],
@@ -36,7 +36,7 @@ def _named(fact: str) -> Callable[..., Values]:
 
 
 def _right(fact: str) -> Callable[..., Values]:
-    """Makes a metric: the reward of an answer to the question about the fact. Notes and other questions get None."""
+    """Makes a metric: an answer's reward if the question is about the fact. Notes and other answers get None."""
 
     def metric(
         prompts: list[str],

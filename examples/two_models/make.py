@@ -1,9 +1,9 @@
-"""Makes two small models, each with its own tokenizer, and the bills that they pay together.
+"""Makes two small models, each with its own tokenizer, and data: bills that the models pay together.
 
     python examples/two_models/make.py            # half a minute on one core, into examples/two_models/out
     python examples/two_models/make.py FOLDER     # into another folder
 
-The models learn from texts in which Ann and Bob often miss the total.
+The models learn from texts in which the parts paid by Ann and Bob often miss the total.
 """
 
 import json
@@ -34,7 +34,7 @@ def make(folder: Path) -> None:
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(lines)
 
-    # In these texts, Ann pays any part of a bill, and Bob pays the remainder in one of three cases.
+    # In these texts, Ann pays any part of a bill, and Bob pays exactly the rest about a third of the time.
     texts = []
     for _ in range(6000):
         bill = rng.choice(bills)
