@@ -1,4 +1,4 @@
-"""Chains with any number of agents and any models train, and a resumed run equals an unbroken one to the bit."""
+"""Chains of any agents (which answer in turn) train, and a resumed run equals an unbroken one to the bit."""
 
 from dataclasses import replace
 from pathlib import Path
