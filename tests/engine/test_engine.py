@@ -24,7 +24,7 @@ def server(policy_folder):
 
 @pytest.fixture
 def settings(config, server) -> Config:
-    """Settings with so high a learning rate that a test notices if old weights are sampled from."""
+    """Settings with a learning rate so high that sampling from old weights would be noticed."""
     sampling = replace(config.sampling, engine="vllm", engine_url=server.url, stop=["good"])
     ppo = replace(config.ppo, learning_rate=1e-2)
     return replace(config, sampling=sampling, ppo=ppo, sample_every=0, iterations=2)

@@ -129,9 +129,7 @@ def test_a_note_is_rewarded_for_all_questions(world, tmp_path, monkeypatch, cred
 def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
     monkeypatch.chdir(ROOT)
     changes = {"model.name": str(world / "model")}
-    if not name.startswith(
-        "credit"
-    ):  # a credit experiment compares settings that read different files
+    if not name.startswith("credit"):  # credit experiments read several data files
         changes["task.dataset"] = str(world)
     spec = read_experiment(EXAMPLE / f"{name}.yaml")
     for scale in spec.scales:

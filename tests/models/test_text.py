@@ -26,7 +26,7 @@ CHATML = (
 
 @pytest.fixture
 def chat_tokenizer(tokenizer):
-    """A tokenizer like Qwen2.5's (of the base model). Its template marks turns with special tokens other than end tokens."""
+    """Like that of a Qwen2.5 base model. The template marks turns with special tokens that are not end tokens."""
     tokenizer = deepcopy(tokenizer)
     marks = [AddedToken(mark, special=True) for mark in ("<|im_start|>", "<|im_end|>")]
     tokenizer.add_tokens(marks)
