@@ -98,7 +98,7 @@ def test_a_share_of_a_rival_below_0_is_open():
 
 
 def test_a_claim_about_collapse_is_not_testable_without_a_collapse():
-    """Distinct-2 falls from 1 to 0.4 in all PPO runs and in one of five CORY runs. In the second study, it never falls."""
+    """Distinct-2 falls from 1 to 0.4 in all PPO runs and one of five CORY runs. In the second study, it never falls."""
 
     def cory(seed, k, role):
         return 1.0, 1.0, (0.4 if k and seed == 0 else 1.0)
