@@ -84,7 +84,7 @@ def cpu():
 
 
 def save_blank(figure, target, **_):
-    """Saves a single pixel or an empty SVG, as drawing a run's figures takes half a second."""
+    """Saves a single pixel or an empty SVG in place of a figure, because drawing figures takes half a second a run."""
     if Path(str(target)).suffix == ".svg":
         Path(target).write_text("<svg></svg>")
         return
@@ -156,7 +156,7 @@ def command(monkeypatch, capsys):
     def run(program, *argv) -> Ended:
         monkeypatch.setattr(sys, "argv", [str(program), *map(str, argv)])
         monkeypatch.setattr("cory.process.from_command_line", False)
-        # Weights & Biases replaces `sys.exit` and would take the command's status for the whole test session's.
+        # Weights & Biases replaces `sys.exit`. It would record the command's status as that of the test session.
         monkeypatch.setattr(sys, "exit", EXIT)
         capsys.readouterr()
         status = 0
@@ -257,7 +257,7 @@ def reviews(tmp_path_factory) -> Path:
 
 
 def make_config(policy_folder: Path, folder: Path) -> Config:
-    """Returns settings for a run of seconds: two agents that swap roles every 2 iterations, batch size 8."""
+    """Returns settings for a run that takes seconds: two agents that swap roles every 2 iterations, batch size 8."""
     return Config(
         iterations=4,
         output=str(folder / "run"),

@@ -4,7 +4,7 @@ import torch
 
 
 def spy(trainer):
-    """Records the arguments of each `agent.learn` in the returned list: {agent: (rollouts, rewards)} per iteration."""
+    """Returns a list to which each iteration adds what `agent.learn` is given: {agent: (rollouts, rewards)}."""
     seen = []
     for agent in trainer.agents:
 

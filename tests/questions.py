@@ -1,4 +1,4 @@
-"""A task with several questions about each text. Each branch answers the question of a different row."""
+"""A task with several questions about each text. Observers that read the same response get different questions."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ def rows_of(texts, questions=QUESTIONS):
 
 
 def make_questions(config, reward=count_good, callbacks=(), **changes) -> CoryTrainer:
-    """Returns a trainer on ten texts, with one question per branch about each."""
+    """Returns a trainer on ten texts. Each text has one question for each of `config.branches` observers."""
     if config.cory.credit == "information":  # the length limit must fit the answers
         sampling = replace(config.sampling, min_new_tokens=10, max_new_tokens=10)
         config = replace(config, sampling=sampling)

@@ -14,6 +14,6 @@ def train(config: Config) -> list[dict]:
 
 
 def learner(config: Config, algorithm: str, rank: int) -> Config:
-    """Returns the settings with another learner and LoRA rank."""
+    """Returns the settings with the given algorithm and LoRA rank."""
     group = {"algorithm": algorithm, "group_size": 1 if algorithm == "ppo" else 4}
     return replace(config, lora=LoraConfig(rank=rank), **group)

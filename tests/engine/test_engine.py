@@ -24,7 +24,7 @@ def server(policy_folder):
 
 @pytest.fixture
 def settings(config, server) -> Config:
-    """Settings whose updates are so large that sampling from old weights would be noticed."""
+    """Settings with a learning rate so high that sampling from old weights would be noticed."""
     sampling = replace(config.sampling, engine="vllm", engine_url=server.url, stop=["good"])
     ppo = replace(config.ppo, learning_rate=1e-2)
     return replace(config, sampling=sampling, ppo=ppo, sample_every=0, iterations=2)
@@ -36,7 +36,7 @@ def settings(config, server) -> Config:
 def test_responses_come_from_the_weights_of_each_iteration(
     settings, server, algorithm, rank, temperature
 ):
-    """The run with LoRA starts on a server that holds another base model, and replaces it."""
+    """With LoRA, the server starts with another base model, which the run must replace by its own."""
     server.processed = True
     sampling = replace(settings.sampling, temperature=temperature)
     settings = replace(settings, sampling=sampling)
@@ -115,7 +115,7 @@ def test_roles_and_branches_go_with_an_engine(settings, server):
 
 
 def test_a_killed_engine_ends_the_run_which_continues_with_another(settings, server, policy_folder):
-    # The server answers 4 requests for the fixed samples, 2 for an iteration and 1 for the next pioneer.
+    # The server dies after 4 requests for the samples before training, 2 for an iteration and 1 for a pioneer.
     server.dies_at = 4 + 2 * 1 + 1
     saved = replace(settings, checkpoint=CheckpointConfig(save_every=1))
     with pytest.raises(UserError, match=r"^(iteration 1: )?sampling.engine_url: ") as caught:

@@ -1,4 +1,7 @@
-"""Costs and rewards in an evaluation's rows: KL, tokens and calls summed over a chain, team rewards, majority votes."""
+"""Costs and rewards in an evaluation's rows: KL, tokens and calls of a chain, team rewards, majority votes.
+
+In a chain, several models answer in turn. Each answer is a call, and a chain's costs are summed over its calls.
+"""
 
 from dataclasses import replace
 from fractions import Fraction
@@ -136,7 +139,7 @@ def test_each_k_above_1_has_a_column_of_majority_votes():
     (one,) = table_rows({"one": [solo] * 2}, QUERIES, task(extract=extract), ks, ETA)
     assert (
         one["maj@2"] == (1 + 0) / 2
-    )  # 3 wins the tie in the first pair, 4 has the second's only vote
+    )  # 3 wins the tie in the first pair; in the second, only 4 is an answer
     assert one["maj@4"] == 0
     assert "maj@1" not in one
 
@@ -160,7 +163,7 @@ def rows():
 
 
 def trained(config, task, name, tmp_path, **changes):
-    """Trains and returns the run's folder."""
+    """Trains agents and returns the folder of their run."""
     run = replace(config, **{"output": str(tmp_path / name), **changes})
     return CoryTrainer(run, make_agents(run), task).train().folder
 
@@ -168,7 +171,7 @@ def trained(config, task, name, tmp_path, **changes):
 def test_an_agent_whose_role_is_not_in_the_chain_answers_once_with_its_own_prompt(
     config, rows, tmp_path
 ):
-    """An example is an agent that reads in one prompt what the roles of a chain read piece by piece."""
+    """Here, this is an agent that reads in one prompt what the roles of a chain read piece by piece."""
     task = Task(rows, count_good, PROMPTS)
     config = replace(config, iterations=1)
     pair = trained(config, task, "pair", tmp_path, roles=ROLES[:2])
@@ -189,7 +192,7 @@ def test_an_agent_whose_role_is_not_in_the_chain_answers_once_with_its_own_promp
 def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
     config, rows, policy_folder, tmp_path
 ):
-    """The chain is compared with models that answer three times and read the same prompts.
+    """The chain is compared with single models that answer three times, with the prompts of its three roles.
 
     The frozen agent contributes a KL of 0.
     """
@@ -235,7 +238,7 @@ def test_a_chain_of_roles_with_a_team_reward_and_a_frozen_agent(
 def test_the_kl_of_a_frozen_agent_of_another_run_is_to_that_runs_base(
     config, rows, llama_folder, tmp_path, rank
 ):
-    """The frozen agent keeps the KL of `first/agent_1`, its original, even if a third run takes it from the second."""
+    """The second run freezes a copy of `first/agent_1`, the third a copy of that copy. Both have the original's KL."""
     task = Task(rows, count_good, PROMPTS)
     config = replace(config, iterations=2)
     first = trained(config, task, "first", tmp_path, lora=LoraConfig(rank=rank))

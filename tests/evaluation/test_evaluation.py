@@ -196,7 +196,7 @@ def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_p
 
 @pytest.mark.parametrize("other_base", [False, True])
 def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_base):
-    """The run trained a second adapter, on the first adapter merged into its base."""
+    """The run merged the first adapter into its base and trained a second adapter on the result."""
     config = replace(config, iterations=2, lora=LoraConfig(rank=4))
     first = make_run(config, 1)
     start = replace(config.model, name=str(first / "agent_1"))
@@ -218,7 +218,7 @@ def test_a_run_that_started_from_an_adapter(config, held_out, tmp_path, other_ba
 
 
 def test_evaluating_one_of_several_runs_gives_the_same_rows(config, held_out, tmp_path):
-    """With `only`, the first run still sets the base, the prompts and the number of calls."""
+    """With `only`, the first run still sets the base, the prompts and the length of chains."""
     long = replace(config, iterations=1, cory=replace(config.cory, chain_length=3))
     first, second = make_run(long), make_run(long, 1, output=str(tmp_path / "second"), seed=1)
     both = evaluate([first, second], held_out, settings(tmp_path / "both")).rows

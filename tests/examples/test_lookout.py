@@ -25,7 +25,7 @@ def world(tmp_path_factory):
 
 
 def test_the_right_order_depends_on_land_and_course():
-    """An agent that knows only one of the two is right in one case of four."""
+    """An agent that knows only the land or only the course is right in one case of four."""
     rewards = imported(EXAMPLE, "rewards")
     assert doctest.testmod(rewards).failed == 0
     lands = [land for course in rewards.WINDS for land in rewards.WINDS]

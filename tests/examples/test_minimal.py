@@ -1,4 +1,4 @@
-"""examples/minimal.py gives the package's numbers if weights, responses and rewards are equal."""
+"""examples/minimal.py computes the same numbers as the package from equal weights, responses and rewards."""
 
 import importlib.util
 import subprocess
@@ -89,7 +89,7 @@ def draw_responses(generator, ragged):
 
 
 def feed(minimal, monkeypatch, agents):
-    """Returns a list of responses by role, with which both programs answer instead of sampling."""
+    """Returns an empty list. Both programs take each role's batch of responses from it instead of sampling."""
     fed = []
     for_package, for_example = iter(fed), iter(fed)
     monkeypatch.setattr(

@@ -103,7 +103,7 @@ def test_a_role_reads_only_its_part(world, name, read, monkeypatch):
 
 @pytest.mark.parametrize("credit", ["causal", "information"])
 def test_a_note_is_rewarded_for_all_questions(world, tmp_path, monkeypatch, credit):
-    """Each note is read with four questions. With causal credit, it earns the answers' mean reward."""
+    """Four questions are answered from each note. With causal credit, the note earns the mean reward of the answers."""
     monkeypatch.chdir(ROOT)
     flags = {"output": tmp_path / "run", "cory.credit": credit}
     flags |= {"ppo.batch_size": 8, "ppo.mini_batch_size": 8}
@@ -129,7 +129,7 @@ def test_a_note_is_rewarded_for_all_questions(world, tmp_path, monkeypatch, cred
 def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
     monkeypatch.chdir(ROOT)
     changes = {"model.name": str(world / "model")}
-    if not name.startswith("credit"):  # the groups of a credit experiment read different files
+    if not name.startswith("credit"):  # credit experiments read several data files
         changes["task.dataset"] = str(world)
     spec = read_experiment(EXAMPLE / f"{name}.yaml")
     for scale in spec.scales:
@@ -138,7 +138,7 @@ def test_the_experiments_can_be_planned(world, tmp_path, monkeypatch, name):
 
 
 def test_metrics_by_fact(monkeypatch):
-    """`named_*` says whether a note contains the fact, `right_*` whether its answer is right."""
+    """`named_*` says whether a note contains the fact, `right_*` whether the answer about it is right."""
     monkeypatch.chdir(ROOT)
     names = [
         f"{kind}_{fact}" for kind in ("named", "right") for fact in ("street", "rooms", "pets")

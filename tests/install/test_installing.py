@@ -79,7 +79,7 @@ def test_an_installed_package_trains_in_an_empty_folder(site_packages, tmp_path)
     """All modules can be imported. Output into a pipe has no progress bar and no control characters."""
     (tmp_path / "everything.py").write_text(EVERYTHING)
     before = {file: file.stat().st_mtime_ns for file in site_packages.rglob("*")}
-    # With this seed, no iteration is flagged, although it has only 8 responses.
+    # With this seed, no guard flags the iteration, although it has only 8 responses.
     sizes = ["--ppo.batch_size=8", "--ppo.mini_batch_size=8", "--iterations=1", "--seed=1"]
     variables = {"PYTHONPATH": str(site_packages), "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(

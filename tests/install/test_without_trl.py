@@ -1,4 +1,4 @@
-"""Without TRL or with a newer TRL, group learners train and PPO is refused."""
+"""Without TRL or with a newer TRL, group learners (GRPO, for example) train and PPO is refused."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 
 SITE_PACKAGES = Path(sysconfig.get_path("purelib"))
-# The length reward from TRL that docs/learners.md uses, for responses of four tokens and of all eight.
+# Applies a length reward from TRL, as docs/learners.md does. The responses have four and eight tokens; the limit is 8.
 OVERLONG = """
 from trl.rewards import get_soft_overlong_punishment
 from cory.rewards import score_by_function

@@ -1,4 +1,4 @@
-"""A group learner that takes plain gradient steps, and log-probabilities from passes over single responses."""
+"""A group learner that takes plain gradient steps, and log-probabilities that are computed response by response."""
 
 import numpy as np
 import torch

@@ -12,7 +12,7 @@ from cory.learners.ppo import PolicyWithValueHead, PPOLearner
 def policies(tokenizer, wrapper):
     """Returns a policy and a reference with different weights, in double precision.
 
-    In single precision, Adam would turn rounding errors into steps where the gradient is zero (the keys' biases).
+    In single precision, Adam would turn rounding errors into steps where the gradient is zero (attention keys' biases).
     """
     base = make_gpt2(tokenizer).double()
     ref = make_gpt2(tokenizer, seed=1).double()

@@ -1,4 +1,4 @@
-"""Gradient checkpointing without dropout, also in layers that test for training mode themselves."""
+"""Gradient checkpointing without dropout, also in layers that check themselves whether they are in training mode."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_checkpointing_without_dropout_changes_no_number(name, tokenizer):
 
 
 def test_a_model_with_custom_checkpointing_code_is_refused():
-    """Custom code recomputes only in training mode, and learners run the model in evaluation mode."""
+    """Custom code recomputes only in training mode, but learners run the model in evaluation mode."""
     model = torch.nn.Linear(2, 2)
     assert recompute_in_eval(model) == []
     model.gradient_checkpointing = True

@@ -69,7 +69,7 @@ def test_the_mean_is_over_the_tokens_of_all_processes(tokenizer, monkeypatch):
     monkeypatch.setattr(distributed, "all_reduce_sum", lambda tensor: 0 * tensor + sum(counted))
     for half in halves:
         weights = learner.row_weights([half])
-        # Each process divides by its own responses, and gradients are averaged over processes.
+        # The learner divides by the 4 responses of its process, and gradients are averaged over the 2 processes.
         expected = [ended / sum(counted) for ended in half.finished]
         assert (weights / 4 / 2).tolist() == pytest.approx(expected)
 

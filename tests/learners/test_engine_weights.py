@@ -18,7 +18,7 @@ VOCABULARY = 3
 class Tabular:
     """A tabular policy, and an engine that samples from another one.
 
-    Holds all responses of a length, their log-probabilities (rows, length) under both, and their rewards.
+    Holds all responses of the given length, their log-probabilities (rows, length) under both policies, and rewards.
     """
 
     def __init__(self, length: int) -> None:
@@ -65,7 +65,7 @@ def group_loss(algorithm):
         old, mask = logprobs.detach(), torch.ones_like(logprobs)
         tokens = ResponseTokens(logprobs, old, old, advantages, mask)
         losses = GROUP_ALGORITHMS[algorithm](config).losses(tokens, 0.0).losses
-        # Dr. GRPO divides by the length limit, which the sum over tokens undoes.
+        # Dr. GRPO divides by the length limit, which the last factor undoes.
         return (chances * losses).sum() * (logprobs.shape[1] if algorithm == "dr_grpo" else 1)
 
     return loss

@@ -80,7 +80,7 @@ def test_loss_and_gradient_equal_a_plain_loop(tokenizer, algorithm, shared, monk
         "share_prompts",
         lambda *args: laid_out.append(share_prompts(*args)) or laid_out[-1],
     )
-    # The rate lets the second step clip without diverging. RLOO and REINFORCE sum gradients over a response.
+    # The rate lets the second step clip without diverging. RLOO and REINFORCE sum over tokens, so theirs is lower.
     rate = 0.05 if in_loss else 0.005
     learner = make(tokenizer, algorithm, learning_rate=rate)
     model, ref = make_gpt2(tokenizer).double(), make_gpt2(tokenizer, seed=1).double()

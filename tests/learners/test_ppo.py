@@ -42,7 +42,7 @@ class StockPolicy(trl.AutoModelForCausalLMWithValueHead):
 
 
 def make_stock(tokenizer, **settings):
-    """Returns TRL's trainer of the same policy, and the same list of recorded values, as `make_learner` does."""
+    """Returns TRL's trainer for the policy of `make_learner`, and a list to which it adds the same values."""
     model, ref_model = policies(tokenizer, StockPolicy)
     config = trl_config(ppo_config(**settings))
     with warnings.catch_warnings():
@@ -131,7 +131,7 @@ def test_micro_batches_change_no_number(tokenizer, kl_penalty, split):
 
 @MINIS
 def test_reading_shared_prompts_once_changes_no_number(tokenizer, kl_penalty, split, monkeypatch):
-    """Branches share a prompt, for example. Values and the KL are read at the positions of the logits."""
+    """Values and KL must come from the same positions as the logits. Branches, for example, share a prompt."""
     queries, responses, scores = ragged()
     queries = [queries[row // 4 * 4] for row in range(len(queries))]
     laid_out = []
@@ -320,7 +320,7 @@ def test_reward_scaling_uses_the_running_moments(tokenizer, settings):
 
 
 def test_equal_rewards_are_not_scaled_by_a_deviation_of_zero(tokenizer):
-    """If no response is right, for example, scaled rewards and value targets would be in the millions."""
+    """Otherwise, scaled rewards and value targets would be in the millions, for example if no response is right."""
     learner, _ = make_learner(tokenizer, reward_scaling=True)
     for _ in range(2):
         scaled, learner.reward_moments = learner._scale(torch.full((8,), -0.3))

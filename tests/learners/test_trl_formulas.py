@@ -6,7 +6,7 @@ from conftest import ROOT
 
 
 def test_group_learners_equal_trl_1_16(command):
-    """benchmarks/trl_formulas.py compares them with numbers that TRL's trainers computed."""
+    """benchmarks/trl_formulas.py compares the learners' numbers with those that TRL's trainers computed."""
     script = ROOT / "benchmarks" / "trl_formulas.py"
     numbers = Path(__file__).with_name("trl_1_16_0.safetensors")
     ended = command(script, "--with", "cory", numbers)

@@ -125,7 +125,7 @@ def test_an_agent_without_trainable_weights_is_refused(config, algorithm, monkey
 
 
 def test_an_adapter_that_transformers_attached_is_refused(config, monkeypatch):
-    """The folder of a Hub adapter is unknown before loading, and transformers would freeze the base."""
+    """An adapter on the Hub is recognised only after loading, when transformers has attached it and frozen its base."""
     folder = make_trainer(replace(lora(config), iterations=1)).train().folder / "agent_1"
     exists = Path.exists
     monkeypatch.setattr(

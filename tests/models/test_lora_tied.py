@@ -1,4 +1,4 @@
-"""LoRA on an output head or embedding that are tied is refused, since the saved adapter would load as another model."""
+"""LoRA on a head or embedding is refused if the two are tied, since the saved adapter would load as another model."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Prompts that share a prefix are encoded once per prefix."""
+"""A prefix that several prompts share is encoded only once."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ WITHOUT_PREFIX = ["the film was", "a good story", "bad film"]
 
 
 def prompts_of_groups():
-    """Returns eight rows of three prompts. A prompt's rows are not adjacent, and their number differs."""
+    """Returns three prompts in eight rows. Each prompt has a different number of rows, which are not all adjacent."""
     prompts = [torch.arange(3, 33), torch.arange(4, 24), torch.arange(5, 45)]
     return [prompts[number] for number in (0, 1, 0, 2, 1, 0, 1, 1)]
 
@@ -119,9 +119,9 @@ def test_prefixes_of_neighbouring_prompts_are_chosen_to_save_tokens():
     three = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (1, 2, 3, 4, 7)]
     assert shared(three) == [4, 4, 4]
     assert shared([*three, (9,)]) == [4, 4, 4, 0]
-    # One group of four saves three tokens and encodes two of them again.
+    # One group of four saves three tokens (1, 2, 3) and encodes another one, 4, two more times.
     assert shared([*three, (1, 2, 3, 8)]) == [3] * 4
-    # One group of four would save a single token and encode six again.
+    # One group of four would save a single token (1) and encode 2, 3 and 4 two more times each.
     assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]
     # The last prompt token is left out, since it predicts the response.
     assert shared([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]
@@ -179,7 +179,7 @@ def test_sampling_gives_the_logits_of_its_tokens(tokenizer):
     ],
 )
 def test_prefixes_are_encoded_once_by_models_that_use_position_ids(name, changes, shares):
-    """Models whose distances count padding encode every whole prompt."""
+    """Models that count padding in distances between tokens encode every prompt whole."""
     policy, queries = (
         tiny(name, **SIZE, **changes),
         [torch.arange(3, 33), torch.arange(3, 24), torch.arange(3, 40)],

@@ -59,7 +59,7 @@ def test_cuda_libraries_errors_count_as_out_of_memory(message, expected):
 
 @pytest.mark.parametrize("kind", ["ppo", "rloo"])
 def test_agents_on_separate_devices_train_to_the_same_result(config, tmp_path, kind):
-    """Also with counterfactual credit or an agent in two roles, and if a run is resumed without devices."""
+    """This also holds with counterfactual credit, an agent in two roles, or a resume without separate devices."""
     config = replace(config, iterations=3, checkpoint=CheckpointConfig(save_every=1))
     if kind == "ppo":
         credit = CoryConfig(exchange_period=2, credit="counterfactual")

@@ -1,4 +1,4 @@
-"""Two processes on the CPU (gloo): data parallelism, sharding, a shared engine, stops and kills. One launch for all."""
+"""Two processes on the CPU (gloo): data parallelism, sharding, a shared engine, stops and kills, in one launch."""
 
 import json
 from dataclasses import replace
@@ -97,7 +97,7 @@ def sharded_configs(base: Config) -> dict[str, Config]:
 
 
 def engine_configs(base: Config, url: str) -> list[Config]:
-    """Returns runs whose main process hands weights to the engine. The processes get 5 and 4 held-out queries."""
+    """Returns runs whose main process hands weights to the engine. Their two processes get 5 and 4 held-out queries."""
     sampling = replace(base.sampling, engine="vllm", engine_url=url)
     ppo = replace(base.ppo, learning_rate=1e-2)
     folder = Path(base.output).parent
@@ -238,7 +238,7 @@ def test_sharding_changes_no_number(runs, name, largest):
         for key, tensor in one.items():
             torch.testing.assert_close(two[key], tensor, rtol=0, atol=largest)
     for one, two in zip(metrics(whole), metrics(split), strict=True):
-        # A ratio of variances, far below 0 for a bad critic, so its tolerance is relative.
+        # The explained variance is far below 0 for a bad critic, so its tolerance is relative.
         quotient = one.pop("explained_variance", 0.0)
         assert two.pop("explained_variance", 0.0) == pytest.approx(quotient, rel=largest)
         assert one.keys() == two.keys()

@@ -17,7 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
 def launch(script: str, jobs: list[Any], folder: Path) -> subprocess.CompletedProcess:
-    """Runs the function `start` of a script in this folder in two processes. It gets a JSON file with `jobs`."""
+    """Runs a script's function `start` with a JSON file of `jobs` in two processes. The script is in this folder."""
     file = folder / "jobs.json"
     file.write_text(json.dumps(jobs))
     env = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}

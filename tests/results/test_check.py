@@ -45,7 +45,7 @@ def test_the_first_records_come_out_equal(run, results):
     content = json.loads((results / FIRST_RUN).read_text())
     assert content["records"] == read_rows(run / "metrics.jsonl")[:3]
     assert "output" not in content["settings"] and "versions" not in content["settings"]
-    # A metric that was added after the run was kept is not compared.
+    # A metric that the kept records lack, since it was added later, is not compared.
     rewrite(results, lambda content: content["records"][0].pop("kl"))
     assert check(results) == (True, "equal")
 

@@ -18,7 +18,7 @@ ROLES = ("pioneer", "observer")
 
 
 def rising(factor, distinct=1.0):
-    """Rewards rise by 0.1 an iteration, with 1 more for the observer. The KL is `factor` * (1 + seed) * k."""
+    """In iteration k, the reward is 0.1 * k, and 1 more for the observer; the KL is `factor` * (1 + seed) * k."""
 
     def values(seed, k, role):
         return 0.1 * k + (role == "observer"), factor * (1 + seed) * k, distinct if k else 1.0
@@ -49,14 +49,14 @@ def test_estimates_of_the_curves():
     e = estimates
     values = {
         6.0: e.between(PPO, CORY, end("kl"), ratio),
-        # The agents' mean is 0.5 above PPO, whose gain is 3.45.
+        # The mean reward of CORY's agents is 0.5 above that of PPO, whose gain is 3.45.
         0.5 / 3.45: e.relative(CORY, PPO, end("task_reward"), e.gain),
         1 / 3.95: e.measured(CORY, over(e.distance_of_agents, e.gain)),
         -1.5: e.measured(PPO, e.decline),
         1.95 / 3.95: e.measured(CORY, over(e.early_gain, e.gain)),
         10 / 34.5: e.measured(PPO, over(e.late_growth, end("kl"))),
         0.5: e.measured(PPO, e.share_of_limit),
-        # The reward rises by 3. The KL rises by 30 times 1 + seed, whose mean is 3, at a coefficient of 0.3.
+        # The reward rises by 3. The KL, with a coefficient of 0.3, rises by 30 * (1 + seed), on average 30 * 3.
         3 - 0.3 * 30 * 3: e.measured(CORY, e.rise),
         # PPO collapses after 14, 10, 10, 10, 10 iterations; CORY after 31, 23, 19, 16 and not in the first seed.
         25.8 - 10.8: e.between(CORY, PPO, e.time_to_collapse, difference),
@@ -98,7 +98,7 @@ def test_a_share_of_a_rival_below_0_is_open():
 
 
 def test_a_claim_about_collapse_is_not_testable_without_a_collapse():
-    """First, distinct-2 falls from 1 to 0.4 in all PPO runs and in one of five CORY runs. Then it falls in none."""
+    """Distinct-2 falls from 1 to 0.4 in all PPO runs and one of five CORY runs. In the second study, it never falls."""
 
     def cory(seed, k, role):
         return 1.0, 1.0, (0.4 if k and seed == 0 else 1.0)

@@ -1,4 +1,4 @@
-"""The share of an answer's four-grams that also occur in the answer that it read."""
+"""The share of an answer's four-grams that also occur in the earlier answer that its writer read."""
 
 import csv
 import json

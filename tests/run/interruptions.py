@@ -8,7 +8,7 @@ from cory import Callback
 
 
 def after(reward, calls: int, do):
-    """Wraps the reward so that its call number `calls`, counted from 1, calls `do` first."""
+    """Wraps the reward. Its call number `calls`, counted from 1, first runs `do`."""
     count = [0]
 
     @functools.wraps(reward)  # so that a run records the same reward

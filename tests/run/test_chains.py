@@ -1,4 +1,4 @@
-"""Chains with any number of agents and any models train, and a resumed run equals an unbroken one to the bit."""
+"""Any number of agents with any models train in a chain, where they answer in turn. Resuming changes no bit."""
 
 from dataclasses import replace
 from pathlib import Path

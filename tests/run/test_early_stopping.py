@@ -87,7 +87,7 @@ def test_a_run_ends_when_the_held_out_reward_no_longer_rises(config, planned):
 
 @pytest.mark.parametrize("iteration", [3, 4])
 def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned, iteration):
-    """Also if the signal comes in the iteration that ends the run."""
+    """This also holds if the signal comes in the iteration that ends the run."""
     with pytest.raises(Interrupted):
         train(config, Interrupt(iteration))
     run = train(config, Callback(), resume=config.output)
@@ -105,7 +105,7 @@ def test_a_run_cannot_be_resumed_with_other_held_out_queries(config, planned):
 
 
 def test_the_team_reward_counts(config, monkeypatch):
-    """The team reward decides if all task rewards are 0."""
+    """If all task rewards are 0, the team reward decides when the run ends."""
     plan(monkeypatch, lambda done: ([0.0, 0.0], [0.5, *HELD_OUT][done]))
     run = train(config)
     reached = {"iterations": 2, "eval_task_reward": 0.0, "eval_team_reward": 3.0}

@@ -1,4 +1,4 @@
-"""Output folders: one writer at a time, no incomplete file under its final name, no other output overwritten."""
+"""Output folders: one writer at a time, no incomplete file under its final name, no earlier output overwritten."""
 
 import io
 import os

@@ -92,7 +92,7 @@ def test_a_run_that_never_gets_better_keeps_the_untrained_agents(evaluating, mon
 
 
 def test_curves_begin_with_the_reward_before_training(tmp_path, drawn_figures, monkeypatch):
-    """Each point is drawn at the number of iterations that its weights had been trained."""
+    """Each point is drawn at the number of iterations that were complete when it was measured."""
     row = {"agent": "agent_1", "role": "pioneer", "task_reward": 0.0, "kl": 0.0}
     history = [{"iteration": k, "combined_reward": 0.0, **row} for k in range(4)]
     history[0]["eval_task_reward_before"] = 1.0

@@ -26,7 +26,7 @@ FUZZ = settings(
 
 
 class Bomb:
-    """A pickle that writes a file when it is read."""
+    """An object whose pickle writes a file when it is loaded."""
 
     def __init__(self, marker: Path):
         self.marker = marker
@@ -76,7 +76,7 @@ def load_reward_model(model):
 
 @pytest.mark.parametrize("load", [load_policy, load_reward_model])
 def test_code_beside_a_model_does_not_run(policy_folder, tmp_path, monkeypatch, load):
-    """transformers does not ask for permission either."""
+    """transformers does not even ask whether it may run the code. Here, `input` would answer yes."""
     monkeypatch.setattr("builtins.input", lambda *_: "y")
     copy = shutil.copytree(policy_folder, tmp_path / "model")
     settings = json.loads((copy / "config.json").read_text())

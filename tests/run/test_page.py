@@ -109,7 +109,7 @@ def test_hostile_texts_are_shown_and_do_not_act(tmp_path):
 
 
 def test_pages_link_to_nothing_and_run_one_script(tmp_path):
-    """The content security policy of a run's and an evaluation's page allows only the script with its hash."""
+    """The content security policy of run and evaluation pages allows only the script whose hash it contains."""
     run = write_run(tmp_path / "a", texts=["one"])
     evaluation = write_evaluation(tmp_path / "e")
     write_run_report(run, "CORY")

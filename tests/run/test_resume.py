@@ -47,7 +47,7 @@ def four(ended, tmp_path) -> Path:
 
 
 def spoil(agent, number: int, what: str = "loss"):
-    """Makes a log-probability NaN in update `number`, or its gradient if `what` is "gradient"."""
+    """Makes a log-probability NaN in update `number`. If `what` is "gradient", the gradient becomes NaN instead."""
     learner = agent.learner
     forward, update, seen = learner.forward, learner.update, [0]
 
@@ -147,7 +147,7 @@ def test_an_error_after_the_last_iteration_does_not_suggest_to_resume(one):
         trainer.train()
     (note,) = error.value.__notes__
     assert "is finished" in note and "Continue" not in note
-    # An error while the run is extended does.
+    # An error while the run is extended does suggest it.
     run = trainer.run.folder
     with pytest.raises(ZeroDivisionError) as error:
         failing = after(count_good, 1, lambda: 1 / 0)
@@ -262,7 +262,7 @@ def remove_all(checkpoint: Path) -> None:
     shutil.rmtree(checkpoint.parent)
 
 
-# By case: a change to a run's newest checkpoint, the settings with which it is resumed, a pattern for the error.
+# By case: a change to a run's newest checkpoint, settings changed for the resume, a pattern for the error.
 FOLDERS = {
     "truncated weights": (lambda path: os.truncate(path / WEIGHTS, 100), {}, "iter-000004"),
     "no weights": (lambda path: (path / WEIGHTS).unlink(), {}, "iter-000004"),
@@ -461,7 +461,7 @@ def test_a_run_killed_while_it_writes_a_checkpoint_ends_the_same(
     class Killed(BaseException):
         pass
 
-    # The kill comes at the fifth checkpoint's rename, or at the first removal, since three checkpoints are kept.
+    # The kill comes while the fifth checkpoint is renamed, or when the first is removed after the fourth.
     module, name, call = (os, "replace", 5) if step == "rename" else (shutil, "rmtree", 1)
     original = getattr(module, name)
     calls = [0]
