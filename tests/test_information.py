@@ -149,7 +149,7 @@ FLOOR = -53.0  # some answers have a log-likelihood this low under the tests' mo
 def plain_information(config, batch, rollouts, agent):
     """Returns, for each row of the second role, how much the first response raises the answer's log-likelihood.
 
-    The comparison is with the first response to another query. The likelihoods come from plain passes of the agent's model.
+    The comparison is with the first response to another query. Likelihoods come from plain passes of the model.
     """
     first, second = rollouts
     columns = batch.columns_of(1)

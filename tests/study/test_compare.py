@@ -104,9 +104,9 @@ def held(study, rows):
 
 
 def test_held_out_methods_are_compared_at_equal_calls():
-    """Alone (one call), CORY's agents earn 1 and 3. One after the other (two calls), they earn 5 or, in the other order, 7.
+    """Alone (one call), CORY's agents earn 1 and 3. The KL coefficient is 0.3.
 
-    The KL coefficient is 0.3.
+    One after the other (two calls), they earn 5 or, in the other order, 7.
     """
     study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)), seeds=2)
     rows = []
