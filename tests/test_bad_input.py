@@ -94,7 +94,7 @@ def in_shards(folder):
 
 
 def without_tokenizer(folder):
-    """Deletes the tokenizer, for which transformers would substitute an empty one for some models."""
+    """Deletes the tokenizer. For some models, transformers would use an empty one instead."""
     for file in folder.glob("tokenizer*"):
         file.unlink()
 
@@ -144,7 +144,7 @@ def test_a_broken_model_is_refused(name, request, tmp_path):
 
 
 def test_base_model_with_a_tied_head_is_complete(policy_folder, tmp_path):
-    """The Hub's GPT-2 is saved without the head, which is tied to the embedding, and without name prefixes."""
+    """As on the Hub, GPT-2 is saved without the head, which is tied to the embedding, and without name prefixes."""
     shutil.copytree(policy_folder, tmp_path / "model")
     policy, _ = load_policy(ModelConfig(str(policy_folder)))
     assert policy.lm_head.weight is policy.transformer.wte.weight

@@ -55,7 +55,7 @@ def test_observers_answer_after_the_same_response(config, changes):
     ids=["two agents", "shared"],
 )
 def test_no_mini_batch_is_empty(config, changes, expected):
-    """With steps of 4 mini-batches of one row, the pioneer's 6 rows make a single step."""
+    """A step has 4 mini-batches of one row. The pioneer's 6 rows, too few for two steps, make a single step."""
     ppo = replace(
         config.ppo, batch_size=12, mini_batch_size=1, gradient_accumulation_steps=4, ppo_epochs=1
     )

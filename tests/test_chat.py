@@ -95,7 +95,7 @@ def test_a_prompt_is_answered_by_the_base_and_by_each_role(finished):
 
 
 def test_the_columns_of_a_row_reach_the_reward(with_columns, read):
-    """A typed prompt becomes a turn after the system message. It has no reward, since it lacks the column."""
+    """A typed prompt becomes a turn after the system message. Its answers get no reward, since it lacks the column."""
     chat = Chat(with_columns, "cpu")
     row = {"prompt": [SYSTEM, turn("a film")], "year": 7}
     lines = chat.answer(json.dumps(row))

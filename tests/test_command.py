@@ -236,7 +236,7 @@ def test_help_names_every_key_and_imports_no_torch():
     shown = " ".join(done.stdout.split())
     assert shown.startswith("usage: python imdb_train/cory.py ")
     assert all(f"--{key} " in shown for key in keys(ImdbConfig))
-    # The file's values; a line may break at a hyphen.
+    # The help shows the file's values, and its lines may break at a hyphen.
     assert '["openai-community/gpt2-xl"]' in shown.replace("- ", "-")
 
 
@@ -457,7 +457,7 @@ def test_a_command_imports_nothing_that_a_file_names(name, write, command):
 # By design, a command runs the files that a run names for rewards, metrics and callbacks. It announces them first.
 @pytest.fixture
 def reward_file(write):
-    """A run whose reward is a file that ends the command when it is executed."""
+    """A run whose reward file, when executed, ends the command."""
     task = {"dataset": "rows.jsonl", "eval_dataset": "rows.jsonl", "reward": "rewards.py:reward"}
     write(yaml.safe_dump(SETTINGS | {"task": task, "fingerprint": {"task": "own"}}))
     Path("rows.jsonl").write_text('{"prompt": "a"}\n' * 99)

@@ -64,7 +64,7 @@ def test_a_configuration_file_is_minimal_and_valid(file):
     assert {key for key in cory if cory[key] != ppo[key]} == {"cory.num_agents"}
     assert (cory["cory.num_agents"], ppo["cory.num_agents"]) == (2, 1)
 
-    # Both roles read the query, and the observer also reads the response.
+    # Both roles read the query, and the observer also reads the pioneer's response.
     prompts = RolePrompts(config.task.pioneer_prompt, config.task.observer_prompt)
     assert "Q1" in prompts.render(0, {"prompt": "Q1"}, None)
     observed = prompts.render(1, {"prompt": "Q1"}, ["R1"])
@@ -182,7 +182,7 @@ def test_an_entry_of_agents_changes_only_that_agents_settings():
     ],
 )
 def test_group_size_auto_fits_the_algorithm(algorithm, chains):
-    """So `--algorithm` needs no further flag. A run's config.yaml keeps the value `auto`."""
+    """With `auto`, `--algorithm` needs no further flag. A run's config.yaml keeps the value `auto`."""
     flag = ["--algorithm", algorithm]
     config = load(ImdbConfig, FILES[-1], flag)
     assert config.chains_per_query == chains

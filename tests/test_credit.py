@@ -52,7 +52,7 @@ def mode_gradient(mode: str, chain: Chain) -> tuple[Tensor, float]:
 
 @pytest.mark.parametrize("dependence", [0.0, 2.0])
 def test_the_expected_gradient_of_most_modes_is_that_of_the_summed_reward(dependence):
-    """Mean credit halves it, and own credit has it only if the second role ignores the first."""
+    """Mean credit halves this gradient. Own credit has it only if the second response does not depend on the first."""
     chain = make_world(dependence)
     wanted = torch.cat(chain.objective_gradient())
     means = {
@@ -74,8 +74,9 @@ def batch_gradient(algorithm: str, branches: int, chain: Chain, mode: str) -> Es
     """Returns the policy gradient of a batch of two pioneer responses with `branches` observer responses each.
 
     With RLOO, both pioneers answer the only query; with REINFORCE, each draws one of two queries. REINFORCE subtracts a
-    batch mean that includes the response itself, which shortens the gradient by (pioneers - 1) / pioneers. This is
-    undone here. A mean over the other branches leaves the response out and needs no correction.
+    batch mean that includes the response itself, which multiplies the gradient by (pioneers - 1) / pioneers. This is
+    undone here. With several branches, observers subtract the mean over the other branches, which leaves the response
+    out and needs no correction.
     """
     pioneers = 2
     trees = [subtrees(chain, (pioneers, branches), query) for query in range(chain.num_queries)]
@@ -110,7 +111,7 @@ def test_branches_do_not_change_the_expected_gradient(algorithm, mode):
 
 
 def test_branches_with_different_rows_have_the_gradient_of_the_mean_over_rows():
-    """The pioneer's variance is lower than with one observer, or as many observers, on a single drawn row."""
+    """The variance of the pioneer's gradient is lower than if one or all observers read a single drawn row."""
     questions = 3
     chain = make_world(2.0, 0, 3, questions)
     # The pioneer answers once for all questions and does not see them.
@@ -213,7 +214,7 @@ def test_an_agent_in_both_roles_learns_from_both_at_once(config):
     assert [record["task_reward"] for record in records] == pytest.approx(
         [r1.mean().item(), r2.mean().item()]
     )
-    # Both roles double the rows, and mini-batches keep their size.
+    # Two roles double the rows, and mini-batches keep their size, so there are twice as many steps.
     assert optimizer_steps(agent) == 2 * config.ppo.ppo_epochs
     lengths = [sum(map(len, rollout.response_ids)) / 8 for rollout in rollouts]
     assert [record["response_tokens"] for record in records] == pytest.approx(lengths)

@@ -1,4 +1,4 @@
-"""Sharing a run on the Hub: files that are uploaded to a stand-in, and the text of the model card."""
+"""Sharing a run on the Hub: the uploaded files (here, to a stand-in for the Hub) and the text of the model card."""
 
 import os
 import re

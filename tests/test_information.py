@@ -147,7 +147,10 @@ FLOOR = -53.0  # some answers have a log-likelihood this low under the tests' mo
 
 
 def plain_information(config, batch, rollouts, agent):
-    """Returns the information for each response of the second role, by plain passes of the agent's model."""
+    """Returns, for each row of the second role, how much the first response raises the answer's log-likelihood.
+
+    The comparison is with the first response to another query. Likelihoods come from plain passes of the model.
+    """
     first, second = rollouts
     columns = batch.columns_of(1)
     information = []
@@ -155,7 +158,7 @@ def plain_information(config, batch, rollouts, agent):
         values = {name: column[row] for name, column in columns.items()}
         chain = row // config.branches
         assert prompt == PROMPTS.render(1, values, [first.completions[chain]])
-        # Another query's response. The first query's chains take the last query's responses.
+        # The first response to another query: to the preceding one or, for the first query, to the last one.
         other = first.completions[chain - config.chains_per_query]
         other_prompt = PROMPTS.render(1, values, [other])
         answer = f" {values['answer']}"
@@ -220,7 +223,7 @@ def test_log_likelihoods_are_cut_off_at_a_lower_bound(config, monkeypatch):
 
 
 def test_a_single_agent_with_the_same_settings_earns_its_task_reward(config):
-    """So the baseline can use the same configuration file."""
+    """The single-agent baseline can therefore use the same configuration file."""
     trainer = make_questions(replace(config, cory=replace(INFORMATION, num_agents=1)))
     iteration = trainer.iteration(0)
     assert torch.equal(iteration.rewards[0], iteration.task_rewards[0])

@@ -32,7 +32,7 @@ def test_the_notebooks_links_and_files_exist():
 
 
 def test_no_cell_swallows_an_error():
-    """Failures in a cell with `%%capture` or a command after `!` would not stop the execution."""
+    """An error in a cell with `%%capture`, or in a command after `!`, would not stop the execution."""
     for name, cell in CELLS.items():
         if cell.cell_type == "code":
             magics = re.findall(r"^\s*(%%?\w*|!)", cell.source, re.MULTILINE)

@@ -1,4 +1,7 @@
-"""Queries with several rows, such as questions about one text. Each branch answers one of the rows."""
+"""Queries with several rows, such as questions about one text.
+
+Each branch, one of several observer responses to the same pioneer response, answers one of the rows.
+"""
 
 import json
 from dataclasses import replace
@@ -66,7 +69,7 @@ def test_each_branch_has_a_row_and_groups_repeat_whole_queries(config, group_siz
     batch = draw_batch(trainer.task, config, 0)
     assert batch.columns_of(0) == batch.columns
     for name in ("prompt", "question", "answer"):
-        # A block of rows for each response of the pioneer.
+        # The batch has a block of rows for each response of the pioneer.
         repeated = [block for block in blocks(drawn[name], 2) for _ in range(group_size)]
         assert batch.columns[name] == [block[0] for block in repeated]
         assert batch.columns_of(1)[name] == [value for block in repeated for value in block]
@@ -92,7 +95,7 @@ def test_processes_share_whole_queries(config, monkeypatch):
 
 @pytest.mark.parametrize("credit", ["causal", "counterfactual"])
 def test_rewards_metrics_and_samples_use_each_responses_own_row(config, credit):
-    """So do rewards of counterfactual responses."""
+    """Rewards of counterfactual responses use it too."""
     seen = []
 
     def reward(prompts, completions, role, question, answer):
@@ -206,7 +209,7 @@ task:
 
 @pytest.fixture
 def settings(tmp_path, monkeypatch, policy_folder):
-    """Returns a function that loads the settings of a task with three rows per query, with changed keys."""
+    """Returns a function that changes keys of a run's settings and loads them. Its task has three rows per query."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rewards.py").write_text(REWARD)
     (tmp_path / "run.yaml").write_text(SETTINGS)

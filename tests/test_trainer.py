@@ -77,7 +77,7 @@ def test_each_role_reads_and_earns_what_algorithm_1_says(config):
 
 
 def test_learners_restart_every_reset_every_iterations(config):
-    """Restarts every 3 iterations do not depend on role exchanges every 2."""
+    """Restarts every 3 iterations do not depend on role exchanges every 2 iterations."""
     config.ppo.reward_scaling = True
     config.cory = CoryConfig(exchange_period=2, reset_every=3)
     trainer = make_trainer(config)
@@ -102,7 +102,7 @@ def test_without_knowledge_transfer_the_observer_reads_the_query(config):
     trainer = make_trainer(config)
     rollouts = trainer.iteration(0).rollouts
     assert rollouts[1].prompts == trainer.task.batch(0, 8, config.seed)["prompt"]
-    # Both agents start as the same model, and roles sample with different random numbers.
+    # Both agents start as the same model, but each role samples with its own random numbers.
     assert rollouts[0].prompts == rollouts[1].prompts
     assert rollouts[0].completions != rollouts[1].completions
 
@@ -241,7 +241,7 @@ def test_held_out_queries_are_checked_before_training(config, key, rows):
 
 
 def test_a_response_too_long_to_read_is_cut(config):
-    """Each U+FFFD takes three tokens when it is encoded again, which exceeds the context."""
+    """Each U+FFFD takes three tokens when it is encoded again, so the prompt would exceed the context."""
     trainer = make_trainer(config)
     pioneer, observer = trainer.agents
     respond, seen = pioneer.respond, []

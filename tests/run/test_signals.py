@@ -92,7 +92,7 @@ def read_terminal(master, closes, output):
 
 
 def test_a_run_in_a_terminal_shows_both_agents_and_is_saved_when_it_closes(flags, tmp_path):
-    """The system and the shell each send SIGHUP, and writing to the terminal fails afterwards."""
+    """When a terminal closes, the system and the shell each send SIGHUP, and later writes to it fail."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     process = subprocess.Popen(

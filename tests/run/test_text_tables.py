@@ -59,7 +59,7 @@ def test_one_role_is_summarised_by_agent_alone():
 
 
 def test_a_task_reward_of_0_is_not_shown_beside_a_team_reward():
-    """Other task rewards are shown together with the team reward."""
+    """A task reward other than 0 is shown together with the team reward."""
     for earned, shown in ((0.0, False), (1.0, True)):
         history = [record(k, "agent_1", "pioneer", earned) | {"team_reward": 0.5} for k in range(4)]
         table = summary_table(summarise(history, ["agent_1"]), {})

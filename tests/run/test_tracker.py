@@ -16,7 +16,7 @@ from cory.run.trackers import COLUMNS, wandb_options
 
 
 def train(config, **changes):
-    """Trains for three iterations with samples of the first and the third; returns the run's folder."""
+    """Trains for three iterations, of which the first and the third save samples; returns the run's folder."""
     return make_trainer(replace(config, **{"iterations": 3, **changes})).train().folder
 
 
@@ -30,7 +30,7 @@ def in_tensorboard(folder, name):
     """Returns the steps and values of a curve."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    # TensorBoard stores settings in deeper folders.
+    # The metrics have the shortest path, since TensorBoard stores settings in deeper folders.
     file = min(folder.glob("**/events.out.tfevents*"), key=lambda path: len(path.parts))
     events = EventAccumulator(str(file.parent))
     events.Reload()

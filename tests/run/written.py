@@ -38,8 +38,8 @@ def write_run(
 
     Args:
         planned: The planned number of iterations of an unfinished run.
-        texts: The completions of the sampled chains, one chain per iteration.
-        flags: agent_1's flags by iteration.
+        texts: By iteration, the completion that every agent gives in the samples.
+        flags: By iteration, the `flags` in agent_1's metrics.
         distinct: Distinct-2 after the first iteration.
         changes: Changed settings by key.
     """
@@ -80,7 +80,7 @@ def write_run(
 
 
 def write_evaluation(folder: Path, texts=("good", "bad")):
-    """Writes an evaluation of a base, two agents alone, and the second agent after the first."""
+    """Writes an evaluation of the base model, two agents alone, and the second agent after the first."""
     folder.mkdir(parents=True)
     models = ["base", "run/agent_1", "run/agent_2"]
     names = [(name, None) for name in models] + [("run/agent_2 after run/agent_1", "run/agent_1")]

@@ -149,7 +149,7 @@ def install() -> None:
     backend_registration._setup_privateuseone_for_python_backend("sim", SimModule())
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.Tensor.pin_memory = lambda tensor, device=None: tensor  # type: ignore[method-assign]
-    # An attribute, since the registration ends when the library's last reference is gone.
+    # Kept as an attribute, since the registration ends when nothing refers to the library any more.
     install.library = torch.library.Library("aten", "IMPL")
     install.library.impl("empty.memory_format", _empty, "PrivateUse1")
     install.library.impl("empty_strided", _empty_strided, "PrivateUse1")

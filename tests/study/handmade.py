@@ -15,7 +15,8 @@ def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
     """Returns a study of hand-made runs.
 
     Args:
-        groups: For each group's name, a function from seed, iteration and role to task reward, KL and distinct-2.
+        groups: For each group (runs that differ only in their seed), its name and a function that takes seed, iteration
+            and role and returns task reward, KL and distinct-2.
     """
     runs, metrics = [], []
     for name, values in groups.items():

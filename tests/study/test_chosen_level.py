@@ -1,4 +1,4 @@
-"""The KL at a task reward level chosen from the first seeds; frontiers of reward and KL; tables without rows."""
+"""The KL at a level of task reward that is chosen from the first seeds; frontiers of reward and KL; empty tables."""
 
 import math
 
@@ -18,7 +18,7 @@ LEVELS = (0.9, 1.0, 1.1, 1.2)  # task rewards
 
 
 def reader(seed, k, role):
-    """Task reward rises by 0.02 an iteration, for the observer to 1.18; the sixth seed has 0.5 less.
+    """Task reward rises by 0.02 an iteration; the observer's ends at 1.18. In the sixth seed, it is 0.5 lower.
 
     The log of the KL is twice the task reward.
     """
@@ -44,11 +44,13 @@ def test_the_level_is_the_highest_that_the_first_seeds_reach(study):
     names = ("reader", "partner")
     assert chosen_level(first, names, "observer", LEVELS) == 1.1
     assert chosen_level(first, names, "observer", [1.3, 1.5]) is None
-    # A level must be above the start of every group, compared or not. The reader's observer starts at 0.4.
+    # A level must be above the task reward at which each group starts, even a group that is not compared.
+    # The reader's observer starts at 0.4.
     assert chosen_level(first, ("partner", "partner"), "observer", [0.4]) is None
     assert chosen_level(first, names, "observer", [0.3, 0.4]) is None
     assert chosen_level(first, names, "observer", [0.3, 0.41]) == 0.41
-    # With `rise`, levels count from a group's start. The reader rises by 0.78, so it reaches 0.7 but not 0.8.
+    # With `rise`, a level is an increase since the group's start. The reader's reward rises by 0.78, so
+    # it reaches 0.7 but not 0.8.
     assert chosen_level(first, names, "observer", [0.3, 0.7, 0.8], rise=True) == 0.7
 
 
@@ -71,7 +73,7 @@ def test_a_rise_is_measured_from_a_groups_own_start(study):
     rows = study.metrics
     rows = rows[(rows["group"] == "reader") & (rows["seed"] == 0) & (rows["role"] == "observer")]
     assert len(rows) == len(k)
-    # Just below 0.5, where rounding would decide whether a fit reaches the level.
+    # Not 0.5 itself: there, rounding would decide whether a fit reaches the level.
     level = 0.4999
     assert fitted_kl(rows, level, 9.0, rise=True) == pytest.approx(math.exp(1.8), rel=1e-3)
     assert fitted_kl(rows, level, 9.0) == pytest.approx(math.exp(1.0), rel=1e-3)
@@ -91,7 +93,7 @@ def test_a_tick_marks_differences_that_hold_after_holms_correction(study):
 
 
 def frontier_study():
-    """Returns a study of three families with two runs each; `points` has task reward and KL."""
+    """Returns a study of three families, each at two values of eta; `points` contains their task reward and KL."""
     points = {
         "PPO, eta 1": (0.0, 1.0),
         "PPO, eta 2": (1.0, 3.0),
@@ -113,7 +115,7 @@ def frontier_study():
 
 def test_a_run_is_beaten_if_another_frontier_earns_more_at_its_kl():
     rows = {(row["family"], row["ppo.init_kl_coef"]): row for row in beaten(frontier_study())}
-    # CORY's frontier has a reward of 1/3 at a KL of 1, and of 1 at 3, where PPO also has 1.
+    # CORY's frontier has a reward of 1/3 at KL 1 and a reward of 1 at KL 3. PPO also has a reward of 1 at KL 3.
     assert rows["PPO", "1"]["beaten by CORY"] == "5 of 5"
     assert rows["PPO", "2"]["beaten by CORY"] == "0 of 5"
     # PPO's frontier has a reward of 0.5 at a KL of 2.
@@ -124,7 +126,9 @@ def test_a_run_is_beaten_if_another_frontier_earns_more_at_its_kl():
 
 
 def test_held_out_frontiers_use_the_kl_of_all_calls():
-    """With one call, CORY's frontier beats PPO's first run. With two, whose KL is larger, PPO's beats CORY's.
+    """If agent_1 answers once (one call), CORY's frontier beats PPO's first run.
+
+    If it answers again after itself (two calls), CORY's KL is larger, and PPO's frontier beats CORY's first run.
 
     No frontier exceeds the task reward of the second runs.
     """

@@ -1,4 +1,4 @@
-"""A group has one colour in all figures of a page. PPO and CORY have the same colours on every page."""
+"""A group of runs has one colour in all figures of a page. PPO and CORY have the same colours on every page."""
 
 import pytest
 from handmade import compared

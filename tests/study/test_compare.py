@@ -30,7 +30,7 @@ def test_groups_final_values_and_differences(tmp_path):
     assert alone["task reward"] == "0.75 ± 0.25"  # 0.1 * t(0.975, 2) / sqrt(3)
     assert alone["combined reward"] == "0.45 ± 0.25"
     assert pair["KL"] == "3.00 ± 2.48"
-    # The pair has 0.5 more reward; by seed, its KL is 1, 2 and 3 higher, with a coefficient of 0.3.
+    # The pair's reward is 0.5 higher. Its KL, whose coefficient is 0.3, is 1, 2 and 3 higher in the three seeds.
     assert pair["difference, combined reward"] == "-0.10 (-0.85 to +0.65)"
     by_agent = {row["agent"]: row["task reward"] for row in ends_by_agent(study)}
     assert by_agent["alone"] == by_agent["pair agent_1"] == "0.75 ± 0.25"
@@ -104,7 +104,10 @@ def held(study, rows):
 
 
 def test_held_out_methods_are_compared_at_equal_calls():
-    """CORY's agents earn 1 and 3 alone, and as a chain 5 or, in the other order, 7. The KL coefficient is 0.3."""
+    """Alone (one call), CORY's agents earn 1 and 3. The KL coefficient is 0.3.
+
+    One after the other (two calls), they earn 5 or, in the other order, 7.
+    """
     study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)), seeds=2)
     rows = []
     for seed in range(2):
@@ -128,7 +131,7 @@ def test_held_out_methods_are_compared_at_equal_calls():
 
 
 def test_a_way_of_answering_without_a_reward_has_no_verdict():
-    """Single calls have no reward if the task's only reward is the team's."""
+    """If a task has only a team reward, an agent that answers alone (one call) gets no reward."""
     study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)))
     rows = [
         (group, seed, answers, calls, 1.0, 0.0, 0.0)
@@ -157,7 +160,7 @@ def test_a_rivals_mean_uses_only_the_chains_seeds():
 
 
 def test_a_groups_mean_leaves_out_its_frozen_agents():
-    """The frozen pioneer has a reward of 0 and a KL of 0, the observer 2 and 1."""
+    """The frozen pioneer has a reward of 0 and a KL of 0, the observer a reward of 2 and a KL of 1."""
     rewards = {"pioneer": (0.0, 0.0, 1.0), "observer": (2.0, 1.0, 1.0)}
     study = make_study(
         {"PPO": lambda *_: (1.0, 1.0, 1.0), "reader": lambda seed, k, role: rewards[role]},
@@ -177,7 +180,10 @@ def test_a_groups_mean_leaves_out_its_frozen_agents():
     ("seeds", "word"), [(4, "no verdict from fewer than 5 seeds"), (5, "higher")]
 )
 def test_the_page_states_verdicts_in_words(seeds, word):
-    """Verdicts are on held-out rewards with two calls and with one, or else on the end of training."""
+    """Verdicts compare held-out rewards with two calls and with one.
+
+    Without an evaluation, they compare rewards at the end of training.
+    """
     study = make_study(
         dict.fromkeys(["PPO", "CORY", "alone"], lambda *_: (1.0, 1.0, 1.0)), seeds=seeds
     )

@@ -8,7 +8,10 @@ from study.frame import Study
 
 
 def make_study(slow: int):
-    """Rewards rise by 0.05 an iteration up to 0.66. The rival is `slow` iterations later, with twice the gradient."""
+    """Rewards rise by 0.05 an iteration up to 0.66.
+
+    The rival learns `slow` iterations later and has twice the gradient norm.
+    """
     runs, metrics = [], []
     for seed in range(5):
         for group, delay, norm in (("ours", 0, 1.0), ("rival", slow, 2.0)):

@@ -79,7 +79,10 @@ def test_information_credit_follows_the_likelihood_of_the_answer(structure):
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_some_estimators_are_the_same(structure):
-    """C3 with 4 x 2 responses equals causal credit with two branches; CCPO equals GRPO on the joint return."""
+    """C3 with 4 x 2 responses equals causal credit with two branches (observer responses per pioneer response).
+
+    CCPO equals GRPO on the joint return.
+    """
     chain = make_chain(structure, 2, 5)
     tree, branches = (audit(chain, ESTIMATORS[name]) for name in ("C3, 4 x 2", "causal, B = 2"))
     assert tree == pytest.approx(branches, abs=1e-12, nan_ok=True)

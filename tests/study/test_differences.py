@@ -23,7 +23,7 @@ def study():
         for seed in seeds:
             run = {"group": group, "seed": seed}
             runs.append({**run, "fixed_roles": False})
-            # The share of groups with equal rewards differs only by noise.
+            # GRPO and DAPO differ only by noise in the share of sampling groups whose rewards are all equal.
             difference = noise[seed] if group == "DAPO" else 0.0
             values = {"kl": 1.0, "frac_reward_zero_std": share + difference}
             final.append({**run, "agent": "agent_1", **values})

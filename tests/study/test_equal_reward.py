@@ -50,7 +50,7 @@ def test_levels_are_reached_by_nine_in_ten_runs_of_every_group():
 
 
 def test_collapse_is_judged_by_an_agents_mean_over_ten_iterations():
-    """Distinct-2 falls from 1 to 0.2 after iteration 15. In iteration 22, the mean over ten is 0.44."""
+    """Distinct-2 falls from 1 to 0.2 after iteration 15. In iteration 22, the mean over the last ten is 0.44."""
 
     def ppo(seed, k, role):
         return 1.0, 1.0, (0.2 if k > 15 and seed < 3 else 1.0)
@@ -73,7 +73,7 @@ def test_collapse_is_judged_by_an_agents_mean_over_ten_iterations():
 
 
 def stopped(folder, guard):
-    """Rewrites a run's files as if a guard had ended it before 30 planned iterations."""
+    """Rewrites a run's files as if a guard had ended it before the end of 30 planned iterations."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
     summary = {"stopped": True, "stopped_by": guard}
@@ -81,7 +81,7 @@ def stopped(folder, guard):
 
 
 def test_a_run_that_a_guard_ends_above_the_kl_bound_has_collapsed(tmp_path):
-    """Seed 0 counts although the mean of its last ten iterations is below the bound.
+    """Seed 0 has collapsed although the mean KL of its last ten iterations is below the bound.
 
     Seed 1 was ended by a guard below the bound, and no guard ended seed 2, so they have not collapsed.
     """
@@ -125,7 +125,7 @@ def test_answers_of_one_word_do_not_collapse():
 
 
 def test_distinct_2_is_compared_with_the_untrained_agent_at_the_same_length():
-    """The untrained agents' distinct-2 is exp(-length / 10), measured in first batches of 4 to 12 tokens.
+    """The untrained agents' distinct-2 is exp(-length / 10), measured in first batches with 4 to 12 tokens a response.
 
     PPO's responses grow to 14 tokens and have the distinct-2 expected at that length. CORY's shrink to 4 tokens but
     have the distinct-2 of 14 tokens, so they have collapsed.

@@ -5,7 +5,7 @@ from study.first_run import FIRST_RUN, keep
 
 
 def test_a_run_with_files_outside_git_is_not_kept(finished, tmp_path):
-    """The run's model is a temporary folder."""
+    """The run's model is in a temporary folder."""
     keep(finished.folder, tmp_path, threads=1)
     assert not (tmp_path / FIRST_RUN).exists()
 

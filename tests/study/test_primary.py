@@ -14,13 +14,13 @@ LENGTHS = np.random.default_rng(0).uniform(4, 14, 100)  # mean response length b
 
 
 def reward_at(k, length):
-    """Returns the task reward, 1 at iteration 60 and length 9. Each further token earns 0.2 more."""
+    """Returns the task reward: 1 at iteration 60 and length 9. Each further token earns 0.2 more."""
     t = k / 100
     return 2 * t - 0.2 - t * (t - 0.6) * (1 - t**2) + 0.2 * (length - 9)
 
 
 def kl_at(k, length):
-    """Returns the KL, exp(-3 + 3.6) = 1.822 at iteration 60 and length 9. Longer responses have a higher KL."""
+    """Returns the KL: exp(-3 + 3.6) = 1.822 at iteration 60 and length 9. Longer responses have a higher KL."""
     return np.exp(-3 + 6 * k / 100 + 0.1 * (length - 9))
 
 
@@ -37,7 +37,7 @@ def run_of(kl=kl_at):
 
 
 def test_the_fit_finds_the_kl_at_a_given_length():
-    """The first iteration's KL is 0, as before any update, and does not disturb the fit."""
+    """The first iteration's KL is 0, because nothing was trained yet. It does not disturb the fit."""
     rows = run_of()
     rows.loc[0, "kl"] = 0.0
     assert fitted_kl(rows, 1.0, 9.0) == pytest.approx(np.exp(0.6), rel=1e-6)
@@ -47,7 +47,7 @@ def test_the_fit_finds_the_kl_at_a_given_length():
     assert fitted_kl(rows, 1.0, 10.0) == pytest.approx(kl_at(first, 10.0), rel=1e-6)
 
 
-def test_a_run_without_the_level_without_kl_or_with_few_iterations_has_no_reading():
+def test_a_run_without_the_level_without_kl_or_with_few_iterations_has_no_fitted_kl():
     assert np.isnan(fitted_kl(run_of(), 5.0, 9.0))
     assert np.isnan(fitted_kl(run_of(lambda k, length: 0 * k), 1.0, 9.0))
     assert np.isnan(fitted_kl(run_of().head(5), 0.0, 9.0))
@@ -81,9 +81,9 @@ def test_first_passage_uses_a_mean_over_ten_iterations():
 
 
 def study_of_two(seeds=5):
-    """Returns a study of PPO and CORY. CORY's pioneer has twice PPO's KL and its observer half; agents swap roles.
+    """Returns a study of PPO and CORY. CORY's pioneer has twice PPO's KL, and CORY's observer half of PPO's.
 
-    The task reward of CORY's last seed never reaches 1.
+    CORY's agents swap roles every iteration. The task reward of CORY's last seed never reaches 1.
     """
 
     def ppo(seed, k, role):
@@ -103,24 +103,24 @@ def study_of_two(seeds=5):
 
 
 def test_a_pair_is_compared_over_all_roles_and_in_one_role():
-    """Over all roles, an agent's KL alternates between twice and half of PPO's, so the mean log KL is PPO's."""
+    """Over all roles, an agent's KL alternates between twice and half of PPO's, so its mean log KL equals PPO's."""
     study = study_of_two()
     in_any, as_pioneer = primary(study, [("CORY", "PPO")], [1.0], [("any", "ratio at 1")])
     assert (in_any["role"], as_pioneer["role"]) == ("any", "pioneer")
     assert in_any["runs at 1"] == as_pioneer["runs at 1"] == "4, 5"
     assert in_any["n"] == "5"
-    # PPO's KL at the level is 1.822 times 1, 2, 3 and 4 in the first four seeds. CORY's fifth never reaches it.
+    # PPO's KL at the level is 1.822 times 1, 2, 3 and 4 in the first four seeds. CORY's fifth never reaches the level.
     assert as_pioneer["KL at 1"] == "8.07, 4.03"
     assert as_pioneer["ratio at 1"].startswith("2.00 (2.00 to 2.00)")
     assert float(in_any["ratio at 1"].split()[0]) == pytest.approx(1.0, abs=0.1)
     end = reward_at(np.arange(90, 100), 9.0).mean()
-    # One of CORY's five seeds has 1 less.
+    # In one of CORY's five seeds, the task reward is 1 lower.
     assert in_any["task reward"] == f"{end - 0.2:.2f}, {end:.2f}"
     assert in_any["difference"].startswith("-0.20 (")
-    # At the end, the mean KL is 1.25 times PPO's, the mean of 2 and 0.5.
+    # At the end, CORY's mean KL is 1.25 times PPO's, since its roles have 2 and 0.5 times PPO's KL.
     assert in_any["ratio"].startswith("1.25 (1.25 to 1.25)")
     assert as_pioneer["ratio"].startswith("2.00 (2.00 to 2.00)")
-    # PPO has no observer, so its only role is compared. CORY's observer has half its KL.
+    # PPO has no observer, so CORY's observer is compared with PPO's only role, whose KL is twice as high.
     (observer,) = primary(
         study, [("CORY", "PPO")], [1.0], [("observer", "ratio")], roles=["observer"]
     )
@@ -129,7 +129,7 @@ def test_a_pair_is_compared_over_all_roles_and_in_one_role():
 
 
 def test_a_frozen_agent_does_not_count_in_a_comparison_over_all_roles():
-    """The frozen pioneer earns nothing and has a KL of 0. The observer is PPO with half the KL."""
+    """The frozen pioneer earns nothing and has a KL of 0. The observer has PPO's task reward and half its KL."""
 
     def ppo(seed, k, role):
         return reward_at(k, 9.0), kl_at(k, 9.0), 1.0
@@ -166,7 +166,10 @@ def test_a_group_with_short_responses_does_not_change_the_kl_of_other_groups():
 
 
 def test_a_verdict_is_fragile_if_another_way_to_read_the_kl_disagrees():
-    """A spike of ten iterations reaches the level early at a high KL. The fit of all iterations ignores it."""
+    """The reward reaches the level early, in a spike of ten iterations with a high KL.
+
+    A fit to all iterations ignores the spike.
+    """
 
     def ppo(seed, k, role):
         return k / 40, (1 + 0.01 * seed) * (1.0 + k / 40), 1.0

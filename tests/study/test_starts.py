@@ -31,7 +31,7 @@ def test_commands_name_each_runs_own_start_and_recorded_settings_keep_placeholde
     assert f'"name": "{agent}"' in flag
     assert other.starts_from == (tmp_path / "runs/tiny/trial/PPO-seed4/agent_1",)
     assert ppo.starts_from == () and not ppo.missing
-    # A row records the placeholders, which do not depend on the machine.
+    # A run's row in the results records the placeholders, which do not depend on the machine.
     name = "{runs}/PPO-seed{seed}/agent_1"
     assert reader.settings["agents"][0]["model"]["name"] == name
 

@@ -9,7 +9,10 @@ from study.frame import read_study
 
 @pytest.fixture
 def repository(tmp_path, monkeypatch):
-    """A repository with one page and the results of one experiment, a chain and its rivals."""
+    """A repository with one page and one experiment's results: a chain and its rivals.
+
+    A chain is two agents that answer one after the other; rivals are models compared with it.
+    """
     monkeypatch.setattr(tables, "ROOT", tmp_path)
     monkeypatch.setattr(tables, "pages", lambda: [tmp_path / "README.md"])
     (tmp_path / "results").mkdir()
@@ -74,7 +77,7 @@ def test_a_chain_is_compared_with_its_rivals(repository):
     assert rows[3][2:4] == ["", f"{base:.2f}"]
     assert rows[3][4].startswith(f"{chain.mean() - base:+.2f} (")
 
-    # If only the last answer's KL counts, the chain's combined reward rises and a single agent's stays.
+    # If only the last answer's KL counts, the chain's combined reward rises and a single agent's stays the same.
     rows_by_seed = held_out.loc[("CORY, causal", "agent_2 after agent_1")].set_index("seed")
     last_call = rows_by_seed["task_reward"] - 0.05 * rows_by_seed["kl"]
     assert rows[0][5:] == [

@@ -24,7 +24,7 @@ LONG = 20_000
         ("1 then 2", 2), ("1, 2, 3", 3), ("1,2,3", None), ("12 eggs.", 12), ("...5", 5), ("50%.", 50), ("**42**", 42),
         (r"\(42\)", 42), (r"\$1,234", 1234), ("16 - 3 = <<16-3=13>>13", 13), ("10% - 5", 5), ("(4)-5", 5),
         ("10 * -5", -5), ("(-5)", -5), ("3/4/2020", None), ("1.2.3", None), ("$1.50", "3/2"),
-        # With a mark, the number after it counts, and 3 and 7 are decoys.
+        # With a mark, the number after it counts. 3 and 7 are decoys.
         ("3 #### 5\n7", 5), ("3####5; 7", 5), ("#### 5 of 7", 5), ("#### -$1,234.50\n7", "-2469/2"), ("####\n7", 7),
         ("The answer is 3. No, the answer is 5. 7", 5), ("The answer is $5.00. 7", 5), ("The ANSWER IS\n\n**5**. 7", 5),
         ("6 answers 7", 7),

@@ -1,4 +1,4 @@
-"""A classifier scores a text the same alone and in a batch, whatever its head."""
+"""A classifier with any kind of head gives a text the same score alone and in a batch."""
 
 import pytest
 import torch
@@ -70,7 +70,7 @@ def test_chat_messages_are_refused():
 
 
 def test_texts_with_different_numbers_of_end_tokens_can_be_scored_together(tmp_path):
-    """BART's head requires the same number of end tokens in a batch, so texts are scored one at a time."""
+    """BART's head requires equally many end tokens in all texts of a batch, so texts are scored one at a time."""
     tokenizer = AutoTokenizer.from_pretrained("imdb_train/weights/policy")
     end = f" good{tokenizer.eos_token}"
     sizes = {"d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 32}

@@ -27,7 +27,7 @@ from gsm8k_train.task import problems, rule_reward, unparseable
 
 @pytest.fixture(scope="session")
 def problem_folder(tmp_path_factory):
-    """A folder with sums as problems in GSM8K's format, train and test."""
+    """A folder with the splits train and test in GSM8K's format; the problems are sums."""
     folder = tmp_path_factory.mktemp("problems")
     for split, first in (("train", 1), ("test", 50)):
         rows = [
@@ -81,7 +81,7 @@ def test_prompts_of_the_papers_configuration():
 
 
 def test_no_trained_token_lies_after_the_first_stop(config, tokenizer, monkeypatch):
-    """If a policy continues with a new question, tokens after its first `Question:` are not trained or passed on."""
+    """Tokens after a policy's first `Question:`, which starts a new question, are neither trained nor passed on."""
     sampling = SamplingConfig(20, 20, stop=["good bad", "Question:"])
     agent = make_agents(replace(config, sampling=sampling))[0]
     texts, completions = [], []
@@ -112,7 +112,7 @@ def test_a_chat_template_gets_the_prompt_as_one_turn_and_its_options(tokenizer, 
         ({"enable_thinking": False}, "<user>good film bad<bot>"),
     ):
         assert tokenizer.decode(encode(tokenizer, ["good film"], options)[0]) == text
-    # Options that the template does not read, although `thinking` is part of a name in it.
+    # The template reads neither option, although it contains the name `enable_thinking`.
     for option in ("thinking", "tokenize"):
         with pytest.raises(UserError, match=r"^model\.chat_template: "):
             encode(tokenizer, ["good"], {option: False})

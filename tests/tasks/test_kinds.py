@@ -50,7 +50,7 @@ def test_a_run_made_in_python_can_only_be_resumed_in_python(kind, config, tmp_pa
     with pytest.raises(UserError, match=r"^resume: .* made in Python"):
         kind.make_task(config(resume=str(tmp_path)))
     with pytest.raises(UserError, match=r"^task\.reward: .*--task\.reward"):
-        OWN.make_task(OwnConfig())  # settings of such a run name no reward
+        OWN.make_task(OwnConfig())  # such a run's settings do not say which reward it used
 
 
 def test_an_evaluator_refuses_runs_of_other_tasks(tmp_path):

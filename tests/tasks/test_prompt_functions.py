@@ -1,4 +1,4 @@
-"""Prompt functions: Python code that computes what a role reads, for example by running a tool between two calls."""
+"""Prompt functions: Python code that computes what a role reads, for example by running a tool between two answers."""
 
 import asyncio
 import json

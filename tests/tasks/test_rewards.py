@@ -1,4 +1,7 @@
-"""Rewards, metrics and team rewards return a finite number, or None, for each response."""
+"""Rewards and metrics return a finite number or None for each response.
+
+Team rewards return a finite number for each chain, that is, for the responses of all roles to one query.
+"""
 
 import asyncio
 import math
@@ -59,7 +62,7 @@ def scored(reward):
     ],
 )
 def test_results_other_than_a_finite_number_per_response_are_refused(result, row):
-    """The same holds for team rewards, which must not be None either."""
+    """The same holds for team rewards. For a team reward, None is also refused as a chain's result."""
 
     def judge(completions):
         return result
@@ -112,7 +115,10 @@ def test_an_error_in_a_reward_is_raised_unchanged():
 
 
 def test_several_rewards_are_a_weighted_sum_in_which_none_does_not_count():
-    """As in TRL's GRPO trainer. A row for which all functions return None gets 0 and a warning."""
+    """As in TRL's GRPO trainer, a function that returns None for a row is left out of its sum.
+
+    A row for which all functions return None gets 0 and a warning.
+    """
 
     def one(completions, **columns):
         return [1.0, None, 3.0, None]
@@ -214,7 +220,7 @@ def test_columns_that_a_function_would_get_twice_are_refused():
         Task(rows, count_good, PROMPTS)
 
 
-def test_metrics_also_get_rewards_and_team_rewards_need_a_number():
+def test_a_metric_gets_the_rewards_and_a_team_reward_gives_a_number_per_chain():
     def doubled(rewards):
         return [2 * reward if reward else None for reward in rewards]
 

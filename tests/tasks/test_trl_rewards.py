@@ -30,7 +30,7 @@ def accuracy_reward(completions, solution, log_extra=None, **kwargs):
 
 
 class SoftOverlongPunishment:
-    """A reward of 0 up to a length in tokens, from which it falls to -1 at the longest length."""
+    """A reward that is 0 up to `longest - soft` tokens and then falls to -1 at `longest` tokens."""
 
     def __init__(self, longest, soft):
         self.longest = longest

@@ -4,12 +4,12 @@ import pytest
 
 from toys import make_gsm8k_toy, make_imdb_toy
 
-# Tolerances, since training depends on the machine and the number of threads.
+# Tolerances are needed, since training depends on the machine and the number of threads.
 WITHIN = {"loss": 0.05, "reward": 0.5, "classifier_error": 0.02, "accuracy": 0.1}
 
 
 def test_toy_models_are_as_good_as_documented():
-    """docs/experiments.md has these numbers, from which every toy run starts."""
+    """docs/experiments.md states these numbers of the models with which every toy run starts."""
     measured = make_imdb_toy.quality_of() | make_gsm8k_toy.quality_of()
     expected = {"loss": 1.14, "reward": -0.23, "classifier_error": 0.02, "accuracy": 0.378}
     assert measured == pytest.approx(expected, abs=0.02)
