@@ -154,7 +154,7 @@ def report(options: argparse.Namespace, argv: list[str]) -> str:
     command = f"`python -m benchmarks.gpu {' '.join(sys.argv[1:])}`"
     text = f"{command} on {measured_on}\n\n{table(rows, header)}"
     if options.small:
-        text += "\n\nAll sizes at width 128, with 1 to 3 layers, 512 tokens and batch 8."
+        text += "\n\nAll sizes at width 128, with 1 to 3 layers, a vocabulary of 512 and batch 8."
     return text
 
 

@@ -72,7 +72,7 @@ class CoryTrainer:
         config.check()
         if len(agents) != config.cory.num_agents:
             raise UserError(
-                f"cory.num_agents: expected the number of agents, {len(agents)}, got {config.cory.num_agents}"
+                f"cory.num_agents: expected {len(agents)}, the number of agents given, got {config.cory.num_agents}"
             )
         self.config = config
         self.agents = list(agents)

@@ -99,7 +99,7 @@ def training_rows(config: ImdbConfig) -> Dataset:
 
 
 def held_out_rows(config: ImdbConfig, split: str | None = None) -> Dataset:
-    """Returns a split's queries, by default of `test`. Raises a UserError if training used that default split."""
+    """Returns the queries of a split (default: `test`). Raises a UserError if training used that default split."""
     if split is None:
         check_held_out(config.task.dataset, config.task.split)
         split = "test"

@@ -50,7 +50,7 @@ def kl_at(means: pd.DataFrame, level: float) -> pd.Series:
 
 
 def common_levels(means: pd.DataFrame, step: float) -> list[float]:
-    """Returns the multiples of `step` above all groups' initial rewards that 90 % of each group's runs reach."""
+    """Returns the multiples of `step` above all groups' initial rewards, reached by 90 % of each group's runs."""
     if not len(means):  # all runs are shorter than the window
         return []
     runs = means.groupby(RUN, sort=False)["task_reward"].agg(["first", "max"])
@@ -240,8 +240,8 @@ def of_common_seeds(means: pd.DataFrame, names: tuple[str, str]) -> pd.DataFrame
 def _role_metrics(study: Study, role: str) -> pd.DataFrame:
     """Returns the metrics of one role, or averaged over an agent's roles (`any`): a row per run, agent and iteration.
 
-    The rows of one role are attributed to a single agent. Groups without the role are averaged as with `any`: a single
-    agent, for example, is never an observer. With `any`, agents that are frozen while others learn are left out.
+    For one role, all rows count as one agent's. A group without the role is averaged as with `any`; PPO, for example,
+    has no observer. With `any`, agents that are frozen while others learn are left out.
     """
     metrics = study.without_frozen(study.metrics)
     if role != ANY:

@@ -1,4 +1,4 @@
-"""Plans the runs that an experiment's file defines at a scale."""
+"""Plans an experiment's runs at one of its scales, which set configuration, seeds and the swept key's values."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ from cory.task_kinds import TaskKind, kind_of_script
 from study.experiment_file import Experiment
 
 ROOT = Path(__file__).resolve().parent.parent  # the checkout, with its scripts and configurations
-LONGEST = 80  # most characters of a group's name in the names of its folders
+LONGEST = 80  # how many characters of a group's name its folder names keep at most
 IN_RUNS = re.compile(r'\{runs\}[^"]*')  # a path in a flag's value, which may be JSON
 
 
@@ -33,14 +33,15 @@ class Planned:
     Args:
         label: the runs' name in the experiment's file.
         group: the name shared by runs that differ only in their seed: the label, followed by the value if there is one.
-        value: the value of the key that the experiment varies, `over`. None: it varies none, or the key does not affect
-            the run.
+        value: this run's value of the key that the experiment varies (`Experiment.over`). None: the experiment varies
+            no key, or the key does not affect the run.
         folder: the run's folder.
         settings: all settings of the run.
         command: the command that trains or continues the run.
         cwd: the command's working directory. None: the current one.
         source: another experiment from which the run's results are taken, or None.
-        starts_from: folders, such as agents, of other runs of the experiment from which this run starts.
+        starts_from: the folders from which this run starts, such as an agent's. They belong to other runs of the same
+            experiment.
     """
 
     label: str
@@ -69,8 +70,8 @@ class Planned:
         for folder in self.starts_from:
             if not folder.exists():
                 return (
-                    f"expected the folder {folder}, got none. If the earlier run has a row, delete the "
-                    "row to make that run again"
+                    f"expected the folder {folder}, got none. If runs.csv has a row for the run that writes it, "
+                    "delete that row to make the run again"
                 )
         return ""
 
@@ -290,7 +291,7 @@ def _filled(text: str, home: Path, seed: int) -> str:
 
 
 def _starts_from(flags: Sequence[str], home: Path, seed: int) -> tuple[Path, ...]:
-    """Returns the folders in other runs of the experiment that flags name."""
+    """Returns the folders named in flags that belong to other runs of the experiment."""
     paths = [path for flag in flags for path in IN_RUNS.findall(flag)]
     return tuple(Path(_filled(path, home, seed)) for path in paths)
 

@@ -57,7 +57,7 @@ def evaluation_page(folder: Path) -> Page:
 
 
 def row_labels(names: Sequence[str]) -> dict[str, str]:
-    """Labels the rows of an evaluation: their names, with short labels for the runs (`short_labels`)."""
+    """Maps the name of each row to its label: the same name, with the run's name shortened (`short_labels`)."""
     run = re.compile(r"\S+(?=/agent_)")
     labels = short_labels(run_name for name in names for run_name in run.findall(name))
     return {name: run.sub(lambda match: labels[match[0]], name) for name in names}

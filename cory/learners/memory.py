@@ -105,7 +105,7 @@ class PassSize:
 
 
 def recompute_in_eval(model: nn.Module) -> list[nn.Module]:
-    """Makes layers with gradient checkpointing compute and recompute in `eval()`; returns these layers.
+    """Sets layers that use gradient checkpointing to compute and recompute in `eval()`; returns these layers.
 
     Transformers recomputes only layers in training mode, but in this mode some layers apply dropout (OPT, Falcon,
     XGLM: `dropout(..., training=self.training)`). The result is empty if gradient checkpointing is off.

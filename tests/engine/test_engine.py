@@ -45,7 +45,7 @@ def test_responses_come_from_the_weights_of_each_iteration(
     records = train(learner(settings, algorithm, rank))
     assert max(record["engine_difference"] for record in records) < 1e-5
     assert len(server.adapters) == (2 if rank else 0)  # earlier updates' adapters are unloaded
-    # Weights are passed to the server in the run's folder and deleted afterwards.
+    # Weights reach the server as files in the run's folder, which are deleted afterwards.
     paths = [
         body["lora_path"] if path == "/v1/load_lora_adapter" else body["kwargs"]["weights_path"]
         for path, body in server.requests
@@ -176,7 +176,7 @@ def test_servers_of_other_programs_are_refused_and_the_api_key_is_sent(
     agent.respond(
         ["the film"], settings.sampling, torch.Generator()
     )  # the server empties its cache at the second request
-    # A proxy whose server is gone answers without choices.
+    # A proxy whose server is gone answers without the field `choices`.
     with (
         mock.patch.object(Engine, "_hand_over", return_value="base"),
         mock.patch.object(Engine, "_ask", return_value={}),

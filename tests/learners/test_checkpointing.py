@@ -1,4 +1,4 @@
-"""Gradient checkpointing without dropout, also in layers that check themselves whether they are in training mode."""
+"""Gradient checkpointing without dropout, also in layers whose own code checks for training mode."""
 
 import pytest
 import torch

@@ -177,7 +177,7 @@ def test_two_agents_as_noisy_as_one_have_the_same_spread():
     ]  # fmt: skip
     run = pd.DataFrame(rows)
     one = estimates.spread(run[run["role"] == "pioneer"])
-    # The variance of unit noise minus a mean over 10 values that includes it is 0.9.
+    # A value of variance 1, minus the mean of 10 values that include this value, has variance 0.9.
     assert one == pytest.approx(0.9**0.5, abs=0.02)
     assert estimates.spread(run) == pytest.approx(one, abs=0.02)
 

@@ -52,7 +52,7 @@ def test_groups_are_paired_by_seed():
 def test_holm_corrects_for_the_number_of_hypotheses():
     """Sorted p-values are compared with 0.05 / 4, 0.05 / 3, 0.05 / 2 and 0.05.
 
-    The third is larger, so the fourth fails too.
+    The third p-value exceeds its threshold, so the third and fourth hypotheses fail.
     """
     assert holm([0.04, 0.01, 0.03, 0.015]) == [False, True, False, True]
     assert holm([0.03, 0.04]) == [False, False]  # the smaller exceeds 0.05 / 2
