@@ -25,9 +25,7 @@ class Purpose(IntEnum):
     QUERIES = 2  # the order of queries in a pass over the data
     LENGTH = 4  # the length limit of an iteration's responses
     SAMPLING = 5  # responses that agents learn from
-    UNREAD = (
-        6  # responses to prompts whose earlier responses are blanked out, for counterfactual credit
-    )
+    UNREAD = 6  # responses to prompts with earlier responses blanked out, for counterfactual credit
     SAMPLES = 7  # responses to the fixed queries, before and after training
     HELD_OUT = 8  # responses to held-out queries during training
     EVALUATION = 9  # responses of saved agents, in evaluation and chat
