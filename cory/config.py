@@ -715,7 +715,8 @@ class EvaluationConfig(Settings):
             --model.quantization, ...
         sampling: Changes to the first run's `sampling` block: --sampling.temperature,
             --sampling.max_new_tokens, ...
-        split: Held-out split. null: the task's held-out split, which is test by default.
+        split: Held-out split. null: `task.eval_split` of the first run, or test for IMDB and GSM8K. If a run's best
+            agents were chosen on that split, name another one.
         queries: Number of queries; the first ones of the split are used. 0: all.
         samples: Responses sampled per query.
         ks: Values of k for pass@k, at most `samples`. pass@k is omitted if any reward is neither 0 nor 1. Empty: none.

@@ -94,12 +94,15 @@ def make_chain(structure: str, roles: int, seed: int) -> Chain:
     repeat = 1.5 * torch.eye(answers + 1, answers, dtype=torch.float64)
     for _ in range(1, roles):
         tables = 1 if knowledge else queries
-        unread, read = noise(tables, 1, answers), repeat + noise(tables, answers + 1, answers)
-        policies.append(unread + (0.0 if structure == "idle" else 1.0) * read)
+        unread_logits = noise(tables, 1, answers)
+        logits_by_read = repeat + noise(tables, answers + 1, answers)
+        if structure == "idle":
+            logits_by_read = torch.zeros_like(logits_by_read)
+        policies.append(unread_logits + logits_by_read)
 
-    first, between, last = {"alike": (1, 1, 1), "opposed": (1, -1, -1), "team": (0, 0, 0)}.get(
-        structure, (0, 0, 1)
-    )
+    # The sign of a right answer's reward: in the first role, in those between, and in the last one.
+    signs_by_structure = {"alike": (1, 1, 1), "opposed": (1, -1, -1), "team": (0, 0, 0)}
+    first, between, last = signs_by_structure.get(structure, (0, 0, 1))
     signs = [first, *[between] * (roles - 2), last]
     rewards = tuple(sign * is_right for sign in signs)
     team = None
