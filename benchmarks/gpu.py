@@ -2,13 +2,18 @@
 
     python -m benchmarks.gpu                       # GPT-2, GPT2-Large and Qwen2.5-0.5B, fp32 and bf16
     python -m benchmarks.gpu --sizes GPT-2         # only GPT-2
+    python -m benchmarks.gpu --sizes Llama-2-7B    # two LoRA adapters on one base, bf16, without minimal
+    python -m benchmarks.gpu --sizes GPT2-Large --profile   # the kernels of one iteration instead
     python -m benchmarks.gpu --small               # the same at small width, on any machine
 
 PPO trains all weights of two agents: four epochs, batch 64, queries of 2 to 8 tokens, responses of
-16 tokens, the KL over the whole vocabulary, and a DistilBERT as reward model. Models have the published
-sizes and random weights; a Llama of the same size stands in for Qwen2.5-0.5B. Each row of the table
-is measured in its own process; seconds are medians. Models are written to the folder for temporary
-files, 3.5 GB at a time.
+16 tokens, the KL over the whole vocabulary, and a DistilBERT as reward model. Llama-2-7B has batch 32,
+queries of 128 tokens and responses of 256. Models have the published sizes and random weights; a Llama
+of the same size stands in for Qwen2.5-0.5B. Each row of the table is measured in its own process;
+seconds are medians. Models are written to the folder for temporary files, up to 14 GB at a time.
+
+`floor s` is the least time for an iteration's matrix products, at the rate of one large product, or
+for reading all weights once per sampled token, whichever is longer.
 
 To measure vLLM, keep one size's model with the first command below, start a server on that model
 (docs/scaling.md has the command), then run the second one:
@@ -23,6 +28,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +44,11 @@ SIZES = {
     "GPT-2": Shape(12, 768, 50257, 64, (2, 8), 12, 16, 6, 768),
     "GPT2-Large": Shape(36, 1280, 50257, 64, (2, 8), 12, 16, 6, 768),
     "Qwen2.5-0.5B": Shape(24, 896, 151936, 64, (2, 8), 12, 16, 6, 768, architecture="llama"),
+    "Llama-2-7B": Shape(
+        32, 4096, 32000, 32, (128, 128), 12, 256, 6, 768, architecture="llama2", lora_rank=16
+    ),
 }
+DEFAULT_SIZES = ("GPT-2", "GPT2-Large", "Qwen2.5-0.5B")
 PRECISIONS = ("fp32", "bf16")
 GIB = 2**30
 
@@ -50,6 +61,7 @@ def small(shape: Shape) -> Shape:
         width=128,
         vocabulary=512,
         batch=8,
+        response=min(shape.response, 16),
         reward_layers=1,
         reward_width=64,
     )
@@ -73,6 +85,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         bench.config.sampling.engine_url = options.server
     iteration = bench.minimal() if options.way == "minimal" else bench.ours()
     iteration(0)
+    if options.profile:
+        return {"profile": profiled(iteration)}
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     runs = [iteration(k) for k in range(1, options.repeats + 1)]
@@ -84,8 +98,104 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "seconds": medians(runs),
         "gib": peak_memory_mb() / 2**10,
         "rows": rows,
+        "floor": sum(floor(shape, bench.device, options.precision).values()),
         "machine": machine(bench.device),
     }
+
+
+def floor(shape: Shape, device: Any, precision: str) -> dict[str, float]:
+    """Returns the least seconds of an iteration's generation and learning on this device.
+
+    Counts the matrix products with weights: 2 operations per weight and token in a forward pass and 4 in a backward
+    pass, or 2 with LoRA. Logits are needed at response tokens only. A role samples, compares with the reference once,
+    and learns for `epochs` epochs.
+    """
+    import torch
+
+    from benchmarks.shapes import policy_config
+
+    with torch.device("meta"):
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_config(policy_config(shape))
+    head = shape.vocabulary * shape.width
+    body = sum(
+        weight.numel()
+        for name, weight in model.named_parameters()
+        if weight.dim() == 2
+        and not any(part in name for part in ("wte", "wpe", "embed", "lm_head"))
+    )
+    rate, bandwidth = rates(device, precision)
+    query = sum(shape.query) / 2
+    prompts = [query, *[query + shape.response + shape.observer] * (shape.agents - 1)]
+    forward = [
+        2 * shape.batch * (body * (prompt + shape.response) + head * shape.response)
+        for prompt in prompts
+    ]
+    passes = 1 + shape.epochs * (2 if shape.lora_rank else 3)
+    weight_bytes = (body + head) * (2 if shape.lora_rank or precision == "bf16" else 4)
+    reading = shape.response * weight_bytes / bandwidth
+    return {
+        "generate": sum(max(operations / rate, reading) for operations in forward),
+        "learn": passes * sum(forward) / rate,
+    }
+
+
+def rates(device: Any, precision: str) -> tuple[float, float]:
+    """Measures operations per second of a large matrix product, and bytes per second of a large copy."""
+    import torch
+
+    is_gpu = device.type == "cuda"
+    size = 8192 if is_gpu else 1024
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    factor = torch.randn(size, size, device=device, dtype=dtype)
+    source = torch.empty(2**30 if is_gpu else 2**26, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+
+    def seconds(work: Callable[[], Any]) -> float:
+        work()
+        started = time.perf_counter()
+        for _ in range(10):
+            work()
+        if is_gpu:
+            torch.cuda.synchronize()
+        return (time.perf_counter() - started) / 10
+
+    product = seconds(lambda: factor @ factor)
+    copy = seconds(lambda: target.copy_(source))
+    return 2 * size**3 / product, 2 * len(source) / copy
+
+
+def profiled(iteration: Callable[[int], Any]) -> str:
+    """Profiles an iteration. Returns its kernels' number and time, and a table of the ten longest."""
+    import torch
+
+    is_gpu = torch.cuda.is_available()
+    started = time.perf_counter()
+    phases = iteration(1)
+    alone = time.perf_counter() - started
+    activity = torch.profiler.ProfilerActivity
+    activities = [activity.CUDA if is_gpu else activity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        iteration(2)
+    attribute = "self_device_time_total" if is_gpu else "self_cpu_time_total"
+    kernels = sorted(profile.key_averages(), key=lambda kernel: -getattr(kernel, attribute))
+    busy = sum(getattr(kernel, attribute) for kernel in kernels) / 1e6
+    count = sum(kernel.count for kernel in kernels)
+    spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items())
+    rows = [
+        [
+            kernel.key[:90].replace("|", "/"),
+            str(kernel.count),
+            f"{getattr(kernel, attribute) / 1e6:.3f}",
+            f"{getattr(kernel, attribute) / 1e6 / busy:.0%}",
+        ]
+        for kernel in kernels[:10]
+    ]
+    return (
+        f"{alone:.2f} s without the profiler ({spent}), {count} kernels, which take {busy:.2f} s\n\n"
+        + table(rows, ["kernel", "number", "s", "share"])
+    )
 
 
 def machine(device: Any) -> str:
@@ -124,21 +234,29 @@ def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict
 def report(options: argparse.Namespace, argv: list[str]) -> str:
     """Measures all rows and returns the table. Also prints each finished row to stderr."""
     ways = ["minimal", "ours", *(["vLLM"] if options.server else [])]
+    if options.profile:
+        ways = ["ours"]
     header = ["size", "precision", "way", *(f"{phase} s" for phase in (*PHASES, "total"))]
-    header += ["total / minimal", "peak GiB", "rows of a pass"]
+    header += ["total / minimal", "floor s", "peak GiB", "rows of a pass"]
     print(" | ".join(header), file=sys.stderr, flush=True)
     rows = []
     measured_on = ""
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as temporary:
             models = options.models or temporary
-            for precision in PRECISIONS:
+            lora = SIZES[size].lora_rank > 0
+            for precision in ["bf16"] if lora else PRECISIONS:
                 baseline = None
                 for way in ways:
+                    if lora and way == "minimal":
+                        continue
                     measured = measured_apart(
                         [*argv, "--models", str(models)], size, precision, way
                     )
                     row = [size, precision, way]
+                    if not isinstance(measured, str) and "profile" in measured:
+                        print(f"\n{size}, {precision}: {measured['profile']}", flush=True)
+                        continue
                     if isinstance(measured, str):
                         row += [measured, *[""] * (len(header) - 4)]
                     else:
@@ -147,6 +265,7 @@ def report(options: argparse.Namespace, argv: list[str]) -> str:
                         baseline = seconds["total"] if way == "minimal" else baseline
                         row += [f"{seconds[phase]:.2f}" for phase in (*PHASES, "total")]
                         row.append(f"{seconds['total'] / baseline:.2f}" if baseline else "")
+                        row.append(f"{measured['floor']:.2f}")
                         row += [f"{measured['gib']:.1f}", str(measured["rows"])]
                     rows.append(row)
                     print(" | ".join(row), file=sys.stderr, flush=True)
@@ -168,10 +287,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(DEFAULT_SIZES))
     parser.add_argument("--small", action="store_true", help="small models, for any machine")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--profile", action="store_true", help="profile an iteration of `ours`")
     parser.add_argument("--models", type=Path, help="folder that keeps the models")
     parser.add_argument("--server", help="address of a vLLM server for the model of --sizes")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32", help=argparse.SUPPRESS)
@@ -187,7 +307,10 @@ def main() -> None:
     argv = ["--repeats", str(options.repeats), "--device", options.device]
     argv += ["--small"] if options.small else []
     argv += ["--server", options.server] if options.server else []
-    print(report(options, argv))
+    argv += ["--profile"] if options.profile else []
+    text = report(options, argv)
+    if not options.profile:
+        print(text)
 
 
 if __name__ == "__main__":

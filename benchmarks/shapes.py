@@ -23,12 +23,18 @@ class Shape:
     epochs: int = 4
     algorithm: str = "ppo"
     group: int = 1  # chains (a response of each role) per query
-    architecture: str = "gpt2"  # or llama
+    architecture: str = (
+        "gpt2"  # llama: the proportions of Qwen2.5-0.5B; llama2: those of Llama-2-7B
+    )
+    lora_rank: int = 0  # above 0: agents are adapters on one base in bfloat16
 
     @property
     def heads(self) -> int:
-        """The number of attention heads. Heads have width 64, as in GPT-2, if 64 divides the model's width."""
-        return self.width // 64 if self.width % 64 == 0 else 4
+        """The number of attention heads. Heads have width 64, as in GPT-2, or 128, as in Llama 2, if it divides the
+        model's width.
+        """
+        width = 128 if self.architecture == "llama2" else 64
+        return self.width // width if self.width % width == 0 else 4
 
 
 SHAPES = {
@@ -75,21 +81,24 @@ def word_tokenizer(size: int) -> Any:
 def policy_config(shape: Shape) -> Any:
     """Returns the configuration of a GPT-2 or Llama of these sizes, without an end token.
 
-    Llama's other proportions follow Qwen2.5-0.5B, which is a Llama except for three biases per layer. The model type
-    is not Qwen2: for that type, transformers would rebuild the tokenizer, which would then split words.
+    Qwen2.5-0.5B is a Llama except for three biases per layer. The model type is not Qwen2: for that type, transformers
+    would rebuild the tokenizer, which would then split words.
     """
     from transformers import GPT2Config, LlamaConfig
 
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": shape.vocabulary - 1}
-    if shape.architecture == "llama":
+    if shape.architecture in ("llama", "llama2"):
+        is_llama2 = shape.architecture == "llama2"
         return LlamaConfig(
             vocab_size=shape.vocabulary,
             hidden_size=shape.width,
-            intermediate_size=shape.width * 4864 // 896,
+            intermediate_size=shape.width
+            * (11008 if is_llama2 else 4864)
+            // (4096 if is_llama2 else 896),
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
-            num_key_value_heads=max(1, shape.heads // 7),
-            tie_word_embeddings=True,
+            num_key_value_heads=shape.heads if is_llama2 else max(1, shape.heads // 7),
+            tie_word_embeddings=not is_llama2,
             **ids,
         )
     return GPT2Config(
@@ -101,8 +110,11 @@ def policy_config(shape: Shape) -> Any:
     )
 
 
-def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
-    """Saves a random policy and a random DistilBERT classifier, unless they exist, and returns their folders."""
+def make_models(shape: Shape, folder: Path, device: Any) -> tuple[str, str]:
+    """Saves a random policy and a random DistilBERT classifier, unless they exist, and returns their folders.
+
+    A base for LoRA is made on `device`, as 7 B random numbers take minutes on a CPU.
+    """
     folders = (str(folder / "policy"), str(folder / "reward_model"))
     if (folder / "complete").exists():
         return folders
@@ -116,7 +128,11 @@ def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
 
     torch.manual_seed(0)
     tokenizer = word_tokenizer(shape.vocabulary)
-    policy = AutoModelForCausalLM.from_config(policy_config(shape))
+    if shape.lora_rank:
+        with torch.device(device):
+            policy = AutoModelForCausalLM.from_config(policy_config(shape), dtype=torch.bfloat16)
+    else:
+        policy = AutoModelForCausalLM.from_config(policy_config(shape))
     reward = DistilBertForSequenceClassification(
         DistilBertConfig(
             vocab_size=shape.vocabulary,
@@ -138,7 +154,14 @@ def make_models(shape: Shape, folder: Path) -> tuple[str, str]:
 
 def make_config(shape: Shape, policy: str, device: str, precision: str) -> Any:
     """Returns the run's settings, with a fixed response length."""
-    from cory.config import Config, CoryConfig, ModelConfig, PPOConfig, SamplingConfig
+    from cory.config import (
+        Config,
+        CoryConfig,
+        LoraConfig,
+        ModelConfig,
+        PPOConfig,
+        SamplingConfig,
+    )
 
     return Config(
         device=device,
@@ -146,7 +169,8 @@ def make_config(shape: Shape, policy: str, device: str, precision: str) -> Any:
         sample_every=0,
         algorithm=shape.algorithm,  # type: ignore[arg-type]
         group_size=shape.group,
-        model=ModelConfig(policy),
+        model=ModelConfig(policy, dtype="bfloat16" if shape.lora_rank else "float32"),
+        lora=LoraConfig(rank=shape.lora_rank),
         cory=CoryConfig(num_agents=shape.agents),
         ppo=PPOConfig(
             batch_size=shape.batch,

@@ -75,7 +75,7 @@ class Bench:
         configure(self.device)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # the device whose time and memory are measured
-        self.policy, self.reward_model = make_models(shape, folder)
+        self.policy, self.reward_model = make_models(shape, folder, self.device)
         self.config = make_config(shape, self.policy, device, precision)
         self.task = make_task(shape, self.reward_model, self.device)
 

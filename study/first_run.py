@@ -63,8 +63,10 @@ def _is_local(value: Any) -> bool:
     path = value.partition(":")[0]
     if not os.path.exists(ROOT / path):  # a model on the Hub, or a prompt
         return False
+    if os.path.isabs(path):
+        return True
     listed = subprocess.run(["git", "ls-files", "--", path], cwd=ROOT, capture_output=True)
-    return os.path.isabs(path) or not listed.stdout
+    return not listed.stdout
 
 
 def default_threads() -> int:
