@@ -110,7 +110,7 @@ def policy_config(shape: Shape) -> Any:
     )
 
 
-def make_models(shape: Shape, folder: Path, device: Any) -> tuple[str, str]:
+def make_models(shape: Shape, folder: Path, device: Any = "cpu") -> tuple[str, str]:
     """Saves a random policy and a random DistilBERT classifier, unless they exist, and returns their folders.
 
     A base for LoRA is made on `device`, as 7 B random numbers take minutes on a CPU.
