@@ -181,7 +181,8 @@ def profiled(iteration: Callable[[int], Any]) -> str:
     attribute = "self_device_time_total" if is_gpu else "self_cpu_time_total"
     kernels = sorted(profile.key_averages(), key=lambda kernel: -getattr(kernel, attribute))
     busy = sum(getattr(kernel, attribute) for kernel in kernels) / 1e6
-    count = sum(kernel.count for kernel in kernels)
+    # Calls of the CUDA runtime are listed, too, but take no time on the device.
+    count = sum(kernel.count for kernel in kernels if getattr(kernel, attribute))
     spent = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items())
     rows = [
         [
