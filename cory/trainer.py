@@ -22,8 +22,8 @@ from cory.rewards import score_rollouts, score_team
 from cory.rollout import Batch, Rollout
 from cory.run.callback import Callback, RunState, load_callbacks
 from cory.run.callbacks import EarlyStopping, Guards, Progress, Results, Samples
-from cory.run.checkpoint import CALLBACK, fingerprint, open_run, resume_command, save
-from cory.run.folder import Run
+from cory.run.checkpoint import CALLBACK, fingerprint, open_run, save
+from cory.run.folder import Run, resume_command
 from cory.run.held_out import HeldOut, held_out_rows
 from cory.run.measure import measure, sampled_texts, timed, timings
 from cory.run.signals import Interrupted, Signals

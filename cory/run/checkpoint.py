@@ -26,7 +26,6 @@ from pydantic import NonNegativeInt, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-import cory.process as process
 from cory.agent import Agent
 from cory.config import Config
 from cory.errors import NotFinite, UserError, counted
@@ -41,6 +40,7 @@ from cory.run.folder import (
     flush,
     locked,
     new_folder,
+    resume_command,
     unfinished_folder,
     write_text,
 )
@@ -340,13 +340,6 @@ def _new_run(run: Path, config: Config) -> str:
         f"{{model: {{name: {run}/agent_{index + 1}}}}}" for index in range(config.cory.num_agents)
     )
     return f"A new run from its agents: {flags} --agents {shlex.quote(f'[{agents}]')}"
-
-
-def resume_command(run: Path) -> str:
-    """Returns how to continue a run: the command, or the setting if this process was started from Python code."""
-    if process.from_command_line:
-        return f"{process.invocation()} --resume {shlex.quote(str(run))}"
-    return f"config.resume = {str(run)!r}"
 
 
 def _advice(run: Path, config: Config, state: RunState, error: Exception) -> str:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 from tqdm import tqdm
 
+import cory.process as process
 from cory.config import CoryConfig
 from cory.errors import UserError, counted
 from cory.run.settings import read_settings
@@ -235,11 +236,18 @@ def new_folder(output: str | None, name: str) -> Path:
         raise _cannot_be_written(Path(output or "runs"), error) from None
     if names:
         is_run = (folder / "metrics.jsonl").exists()
-        remedy = f". --resume {shlex.quote(str(folder))} continues that run" if is_run else ""
+        remedy = f". To continue that run: {resume_command(folder)}" if is_run else ""
         raise UserError(
             f"output: expected a new or empty folder, got {output!r}, which holds {names[0]}{remedy}"
         )
     return folder
+
+
+def resume_command(run: Path) -> str:
+    """Returns how to continue a run: the command, or the setting if this process was started from Python code."""
+    if process.from_command_line:
+        return f"{process.invocation()} --resume {shlex.quote(str(run))}"
+    return f"config.resume = {str(run)!r}"
 
 
 def _cannot_be_written(folder: Path, error: OSError) -> UserError:
