@@ -122,7 +122,9 @@ def _section(out: Path, name: str, heading: str, note: str, rows: Rows) -> list[
     """Returns a section with a table, which is also written as CSV and LaTeX."""
     table = pd.DataFrame(rows)
     write_text(out / FOR_PAPER / f"{name}.csv", table.to_csv(index=False))
-    write_text(out / FOR_PAPER / f"{name}.tex", table.to_latex(index=False, escape=True))
+    latex = table.to_latex(index=False, escape=True)
+    minus = re.sub(r"(?<![\w-])-(?=\d)", "$-$", latex)  # LaTeX sets a plain - as a hyphen
+    write_text(out / FOR_PAPER / f"{name}.tex", minus)
     return [f"## {heading}\n", *([note + "\n"] if note else []), markdown_table(rows)]
 
 

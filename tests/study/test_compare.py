@@ -216,7 +216,7 @@ def test_each_value_of_a_key_has_its_own_baseline():
 
 
 def test_a_page_is_made_from_stored_rows_alone(tmp_path, capsys):
-    study = make_study(dict.fromkeys(["PPO", "CORY"], lambda s, k, r: (k / 20, 1.0, 1.0)), seeds=3)
+    study = make_study(dict.fromkeys(["PPO", "CORY"], lambda s, k, r: (-k / 20, 1.0, 1.0)), seeds=3)
     study.runs.loc[0, ["stopped_by", "iterations"]] = ["guards.stop_at_kl", 38]
     (tmp_path / "rows").mkdir()
     write_study(study, tmp_path / "rows")
@@ -229,7 +229,8 @@ def test_a_page_is_made_from_stored_rows_alone(tmp_path, capsys):
     paper = out / "for_paper"
     assert {path.name for path in out.glob("*.*")} == {"comparison.md", "curves.png", "paths.png"}
     assert {path.name for path in paper.glob("*.pdf")} == {"curves.pdf", "paths.pdf"}
-    assert "\\begin{tabular}" in (paper / "end_of_training.tex").read_text()
+    latex = (paper / "end_of_training.tex").read_text()
+    assert "\\begin{tabular}" in latex and "& $-$" in latex and "& -" not in latex
     assert list(pd.read_csv(paper / "end_of_training.csv")["group"]) == ["PPO", "CORY"]
     with pytest.raises(UserError, match="one folder of results"):
         command_line([str(tmp_path / "rows"), str(tmp_path), "--out", str(out)])
