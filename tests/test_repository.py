@@ -66,11 +66,12 @@ def test_generated_pages_are_up_to_date(script, command):
 
 
 def test_versions_agree():
-    """pyproject.toml, CITATION.cff and the newest heading of CHANGELOG.md state the same version."""
+    """pyproject.toml, CITATION.cff, README and the newest heading of CHANGELOG.md state the same version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     newest = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert project["version"] == citation["version"] == newest[1]
+    assert f"version = {{{newest[1]}}}" in (ROOT / "README.md").read_text()
 
 
 def test_environments_agree():
