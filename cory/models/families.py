@@ -52,7 +52,7 @@ def check_model(
     queries = list(texts[: len(PROMPTS)])
     responses = list(texts[len(PROMPTS) :])
     logits = response_logits(model, queries, responses, pad_token(tokenizer))
-    _compare(model, "a padded batch gives it", logits, queries, responses)
+    _compare(model, "in a padded batch", logits, queries, responses)
     if samples:
         queries = [*queries, queries[0]]  # a repeated query, as with several responses per query
         generator = Stream(seed=0, purpose=Purpose.MODEL_CHECK).torch()
@@ -66,7 +66,7 @@ def check_model(
             keep_logits=True,
         )
         logits_seen = [torch.stack(row) for row in sampled.logits]
-        _compare(model, "sampling in a padded batch sees", logits_seen, queries, sampled.responses)
+        _compare(model, "while sampling in a padded batch", logits_seen, queries, sampled.responses)
 
 
 def _compare(
@@ -94,8 +94,8 @@ def _compare(
     if not difference <= LIMIT * scale + 1e-6:  # also true for NaN
         raise UserError(
             "model.name: expected a model whose outputs do not depend on padding, got one of type "
-            f"{model.config.model_type}: {case} log-probabilities that differ by {difference:.2g} nats a token from a "
-            f"pass over the text alone. The limit is {LIMIT * scale:.2g}, a tenth of the change from leaving out the "
+            f"{model.config.model_type}: {case}, its log-probabilities differ by {difference:.2g} nats a token from "
+            f"those of the text alone. The limit is {LIMIT * scale:.2g}, a tenth of the change from leaving out the "
             "text's first token"
         )
 

@@ -117,8 +117,8 @@ def sample_table(
     """Formats responses to the same queries before and after training, first the chain's, then the agents' own (solo).
 
     Args:
-        before, after: solo samples by agent, one per query. With several roles, the key `chain` holds responses in the
-            roles of the first iteration, role by role.
+        before, after: solo samples by agent, one per query. With several roles, the key `chain` holds the whole
+            chains' responses, role by role; each agent has its role of the first iteration.
     """
     first_agent = next(name for name in before if name != "chain")
     lines = []

@@ -100,7 +100,8 @@ def test_prompts_are_shared_only_if_that_saves_work():
     assert 1 < len(share_prompts(model, many).input_ids) < 16
 
 
-def test_models_that_count_padding_or_build_other_masks_share_no_prompts():
+def test_no_prompts_are_shared_by_bloom_or_with_eager_attention():
+    """Bloom's distances between tokens include padding; eager attention takes a mask of another form."""
     assert share_prompts(tiny("bloom", **SIZE), batch()) is None
     model = tiny("gpt2", **SIZE)
     model.set_attn_implementation("eager")
@@ -119,13 +120,16 @@ def test_prefixes_of_neighbouring_prompts_are_chosen_to_save_tokens():
     three = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (1, 2, 3, 4, 7)]
     assert shared(three) == [4, 4, 4]
     assert shared([*three, (9,)]) == [4, 4, 4, 0]
-    # One group of four saves three tokens (1, 2, 3) and encodes another one, 4, two more times.
+    # Compared with a group of three and one prompt alone, a group of four encodes 1, 2 and 3 once less, and 4 twice more.
     assert shared([*three, (1, 2, 3, 8)]) == [3] * 4
-    # One group of four would save a single token (1) and encode 2, 3 and 4 two more times each.
+    # Here a group of four would encode only 1 once less, and 2, 3 and 4 twice more.
     assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]
     # The last prompt token is left out, since it predicts the response.
     assert shared([(1, 2), (1, 2), (1, 2)]) == [1, 1, 1]
-    assert shared([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [3, 3]  # also of the shorter prompt
+    assert shared([(1, 2, 3, 4, 5), (1, 2, 3, 4)]) == [
+        3,
+        3,
+    ]  # 4 predicts the shorter prompt's response
     # A common first token alone does not make one group.
     other = (1, 5, 5, 5, 5, 5)
     assert shared([other, *three]) == [5, 4, 4, 4]

@@ -85,9 +85,9 @@ def test_the_name_tiny_is_resolved_but_recorded_as_it_is(tmp_path):
 
 
 def test_a_chat_response_is_scored_after_a_space_and_the_reward_records_that():
-    """An evaluation scores all its runs with one reward.
+    """An evaluation scores all its runs with one reward function.
 
-    From the recorded rewards, it can warn if only some runs used a chat template.
+    It compares the runs' recorded fingerprints of the reward, and so can warn if only some used a chat template.
     """
     config = load(ImdbConfig, ROOT / "configs/imdb/tiny.yaml", [])
     continued = make_task(config, Dataset.from_dict({"prompt": ["A film"]}))
