@@ -215,7 +215,7 @@ def _check_answers(
                 f"{answer!r}"
             )
 
-    # Each iteration draws a length limit, for which prompts leave room. The answer must fit even the smallest limit.
+    # Each iteration draws the longest response's length. The answer must fit even the smallest draw.
     limit = prompts.settings(1).max_new_tokens or config.sampling.min_new_tokens
     rendered = dataset["prompt"][:]
     if prompts.function(1) is None:  # a prompt function may be called only with real responses
@@ -264,8 +264,8 @@ def _check_contexts(
                     row for row, length in enumerate(lengths) if length + responses > context
                 }
                 which = (
-                    f"{agent.name}'s prompt as {prompts.name(role)} has {max(lengths)} tokens, the responses that it "
-                    f"reads and writes up to {responses}, the context {context}"
+                    f"{agent.name}'s prompt as {prompts.name(role)} has {max(lengths)} tokens; the responses that it "
+                    f"reads and writes have up to {responses}; the context has {context}"
                 )
                 longest = max(longest, (max(lengths) + responses - context, which))
         if too_long:

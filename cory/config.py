@@ -127,8 +127,8 @@ class CoryConfig(Settings):
         credit: How a role's training reward is computed: `collective` (Eq. 4), `mean`, `causal`, `own`,
             `counterfactual`, or `information`, which needs a column `answer` in the data (docs/learners.md).
         weight: Weight of the other roles' task rewards in a role's training reward; with `credit: information`, weight
-            of the information. 1 is cooperative (Eq. 4), 0 independent, negative competitive. Ignored with
-            `credit: own`.
+            of the information term (docs/learners.md). 1 is cooperative (Eq. 4), 0 independent, negative competitive.
+            Ignored with `credit: own`.
         knowledge_transfer: Whether observers read earlier responses (Eq. 3). If false, they read only the query, in the
             pioneer's template.
         reset_every: Reset every agent's optimizer state, KL coefficient and running reward statistics after this many
@@ -375,8 +375,8 @@ class SamplingConfig(Settings):
                 f"{self.engine_correction}"
             )
         if self.engine == "vllm" and self.temperature != 1 and changes_support:
-            # At other temperatures, the server's log-probabilities describe the truncated distribution, so they cannot
-            # be used to check the server's weights.
+            # Log-probabilities show whether the server has the agents' newest weights. But if it changes both
+            # temperature and support, they describe the truncated distribution, which differs from the agent's.
             raise UserError(
                 "sampling.temperature: expected 1 with engine: vllm and top_k, top_p or repetition_penalty, got "
                 f"{self.temperature}"
@@ -420,7 +420,7 @@ class GuardsConfig(Settings):
         kl_bound: KL, in nats per response, above which an iteration is flagged.
         stop_at_kl: KL above which the run saves its agents and ends early. null: never.
         patience: End the run early after this many held-out evaluations (`eval_every`) without a better reward (task
-            plus team). RUN/best keeps the best agents. null: no early stopping, and no RUN/best.
+            reward plus team reward). RUN/best keeps the best agents. null: no early stopping, and no RUN/best.
     """
 
     block: ClassVar[str] = "guards"
@@ -578,7 +578,7 @@ class Config(Settings):
             )
 
     def _check_roles(self) -> None:
-        """Checks that each role has an entry and a name of its own, and no prompt without knowledge transfer."""
+        """Checks that each role has an entry, that names differ, and that no prompt is set if nothing is transferred."""
         if not self.roles:
             return
         if len(self.roles) != self.cory.num_roles:
@@ -721,8 +721,8 @@ class EvaluationConfig(Settings):
         samples: Responses sampled per query.
         ks: Values of k for pass@k, at most `samples`. pass@k is omitted if any reward is neither 0 nor 1. Empty: none.
         greedy: Also answer each query once by greedy decoding.
-        only: The one run to evaluate. The first of `models` still determines base, task and sampling, which makes
-            results comparable with an earlier evaluation of that first run. null: evaluate all runs.
+        only: The one run to evaluate. Base, task and sampling still come from the first of `models`, so that results
+            are comparable with an earlier evaluation. null: evaluate all runs.
         kl_coef: eta of the combined reward. null: the first run's initial KL coefficient, or 0.3.
         batch_size: Responses sampled at a time. The samples depend on this value.
         precision: fp32, or bf16 (autocast), which is faster on hardware that supports it. Weights keep their type.
@@ -759,5 +759,5 @@ class EvaluationConfig(Settings):
                 )
         if "name" in self.model:
             raise UserError(
-                f"model.name: expected --base for the KL's reference model, got {self.model['name']!r}"
+                f"model.name: expected none, got {self.model['name']!r}. --base names the KL's reference model"
             )

@@ -106,7 +106,7 @@ def test_intervals_cluster_by_query():
 
 
 def test_distinct_interval_of_an_odd_number_of_clusters():
-    """With three clusters (here texts), a half has two of them, so this is a delete-one jackknife with three terms."""
+    """Halves of three clusters (here texts) are rounded up to two, so this is a delete-one jackknife."""
     values = [2 / 3, 4 / 5, 1.0]  # without "b", without "c d e", without "a a"
     mean = statistics.fmean(values)
     standard_error = math.sqrt(2 / 3 * sum((value - mean) ** 2 for value in values))
@@ -117,7 +117,7 @@ def test_distinct_interval_of_an_odd_number_of_clusters():
 def test_distinct_interval_keeps_the_texts_of_a_query_together():
     texts = [f"w{i % 7} w{i % 5} w{i % 11}" for i in range(100)]
     assert distinct_interval(texts, 2, range(100)) == distinct_interval(texts, 2)
-    # One query has 50 equal texts. A half of the texts has some of these, a half of the queries all or none of them.
+    # One query has 50 equal texts. Half of the texts include some of these; half of the queries include all or none.
     texts = ["same words"] * 50 + [f"{i} {i}" for i in range(50)]
     queries = ["q"] * 50 + list(range(50))
     assert distinct_interval(texts, 2, queries)[1] > 2 * distinct_interval(texts, 2)[1]

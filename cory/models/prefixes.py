@@ -156,7 +156,8 @@ def share_prompts(model: PreTrainedModel, batch: Window) -> PassInputs | None:
 
     Each of the batch's rows attends to its stem and to itself, and its positions continue the stem's. With a stem of
     `S` tokens, `n` rows of `T` further tokens take `S + n T` tokens instead of `n (S + T)`. The mask (groups, 1, L, L)
-    says which positions attend to which. The width is the whole length `L`, as any position may predict a token.
+    says which positions attend to which. `PassInputs.width`, the number of positions with logits, is the whole length
+    `L`, as any position may predict a token.
 
     Returns None if the model does not take an arbitrary mask, or if sharing saves too little work.
     """

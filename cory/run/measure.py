@@ -188,7 +188,7 @@ def describe(
     """
 
     def first_branches(responses: int) -> slice:
-        """Returns the slice that selects the first branch of each of `rows` among a role's `responses` responses."""
+        """Returns the slice of a role's `responses` that has the first branch of each of `rows`."""
         branches = responses // len(columns["prompt"])
         return slice(0, rows.stop and rows.stop * branches, (rows.step or 1) * branches)
 

@@ -250,7 +250,7 @@ def test_a_model_that_reads_padding_is_refused(config, tokenizer, tmp_path, name
             check_model(model, Tokenizer(), samples=False)
     else:
         check_model(model, Tokenizer(), samples=False)
-        with pytest.raises(UserError, match="sampling in a padded batch sees"):
+        with pytest.raises(UserError, match="while sampling in a padded batch, its"):
             check_model(model, Tokenizer())
 
 

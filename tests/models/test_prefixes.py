@@ -120,7 +120,7 @@ def test_prefixes_of_neighbouring_prompts_are_chosen_to_save_tokens():
     three = [(1, 2, 3, 4, 5), (1, 2, 3, 4, 6), (1, 2, 3, 4, 7)]
     assert shared(three) == [4, 4, 4]
     assert shared([*three, (9,)]) == [4, 4, 4, 0]
-    # Compared with a group of three and one prompt alone, a group of four encodes 1, 2 and 3 once less, and 4 twice more.
+    # Compared with a group of three and a single prompt, a group of four encodes 1, 2 and 3 once less, 4 twice more.
     assert shared([*three, (1, 2, 3, 8)]) == [3] * 4
     # Here a group of four would encode only 1 once less, and 2, 3 and 4 twice more.
     assert shared([*three, (1, 8, 8)]) == [4, 4, 4, 2]
