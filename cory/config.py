@@ -578,7 +578,7 @@ class Config(Settings):
             )
 
     def _check_roles(self) -> None:
-        """Checks that each role has an entry, that names differ, and that no prompt is set if nothing is transferred."""
+        """Checks that each role has an entry, that names differ, and that no prompt is set without transfer."""
         if not self.roles:
             return
         if len(self.roles) != self.cory.num_roles:
