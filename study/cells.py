@@ -12,7 +12,7 @@ from study.intervals import difference, over_seeds
 
 Rows: TypeAlias = list[dict[str, str]]  # a table's rows; each maps column titles to cells
 
-OWN_KL_REWARD = "own_kl_reward"  # the combined reward with only the last answer's KL
+OWN_KL_REWARD = "own_kl_reward"  # the combined reward if only the last answer's KL counts
 
 
 def column_title(metric: str) -> str:

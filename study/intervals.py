@@ -18,7 +18,7 @@ class Interval(NamedTuple):
         value: the value.
         low, high: the interval's ends; NaN if there is none.
         n: the number of seeds or queries.
-        p: the two-sided p-value of a t-test against a true value of 0, or 1 for a ratio; NaN if not computed.
+        p: the two-sided p-value of a t-test that the true value is 0 (for a ratio, 1); NaN if not computed.
     """
 
     value: float

@@ -1,4 +1,6 @@
-"""Counts an experiment's chains by what the pioneer wrote and whether the observer was right. Prints CSV.
+"""Counts chains by what the pioneer wrote and whether the observer was right.
+
+A chain is a pioneer's solution with the observer's answer to it.
 
 python examples/checked/count.py runs/experiments/tiny/checked/evaluation > results/checked/corrections.csv
 """

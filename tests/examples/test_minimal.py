@@ -18,7 +18,7 @@ from cory.trainer import CoryTrainer
 
 BATCH = 12
 LONGEST = 7
-END = 0  # end token of the policy in the repository
+END = 0  # end token of the shipped toy policy
 STATISTICS = ("kl", "kl_coef", "policy_loss", "value_loss")
 
 
@@ -89,7 +89,7 @@ def draw_responses(generator, ragged):
 
 
 def feed(minimal, monkeypatch, agents):
-    """Returns an empty list. Both programs take each role's batch of responses from it instead of sampling."""
+    """Makes package and example take each role's responses from the returned list, which the test fills."""
     fed = []
     for_package, for_example = iter(fed), iter(fed)
     monkeypatch.setattr(

@@ -8,7 +8,7 @@ from cory import Callback
 
 
 def after(reward, calls: int, do):
-    """Wraps the reward. Its call number `calls`, counted from 1, first runs `do`."""
+    """Wraps the reward: just before its call number `calls`, counted from 1, `do` runs."""
     count = [0]
 
     @functools.wraps(reward)  # so that a run records the same reward
