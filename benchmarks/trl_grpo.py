@@ -1,4 +1,4 @@
-"""Times GRPO at GSM8K's sizes: cory, which encodes a group's shared prompt once, and TRL 1.x.
+"""Times GRPO at GSM8K's sizes in cory, which encodes a group's shared prompt once, and in TRL 1.x.
 
     python benchmarks/trl_grpo.py --trl-python ENV/bin/python --group 4 --out results/speed
 
@@ -22,8 +22,8 @@ The ways differ as follows:
   library's default memory settings.
 * ours computes GPT-2's GELU in one kernel; TRL uses transformers' implementation.
 
-Each way runs in its own process. The processes take turns, one iteration each. Each round starts with
-the next way; the first round warms up. Memory is a process's largest resident size in all rounds,
+Each way runs in its own process. The processes take turns, one iteration each, in rotating order. The
+first round is a warm-up and does not count. Memory is a process's largest resident size in all rounds,
 minus its size before it loads the models. At that time, the process has already imported its
 libraries and run an iteration of a tiny shape.
 """

@@ -41,8 +41,8 @@ class Clock:
 def memory_as(name: str) -> None:
     """Sets the C library's memory settings for a way. They apply to the whole process.
 
-    ours and minimal use cory's settings. As these would also speed up TRL, stock uses the settings that glibc itself
-    reaches in such a process: arrays above 32 MiB get their own pages, which return to the system when freed.
+    ours and minimal use cory's settings. stock does not, as they would speed up TRL, too. It uses the settings that
+    glibc reaches by itself in such a process: arrays above 32 MiB get their own pages, which return to the system when freed.
     """
     import torch
 
@@ -104,7 +104,7 @@ class Bench:
         return iteration
 
     def stock(self, generate_batch: int) -> Callable[[int], Seconds]:
-        """Makes the way that uses a stock trl.PPOTrainer for each agent, in the authors' loop."""
+        """Makes the way that uses a stock trl.PPOTrainer for each agent, in the loop of the CORY paper's code."""
         import torch
         import trl
         from transformers import AutoModelForCausalLM

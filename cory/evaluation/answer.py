@@ -321,7 +321,7 @@ class Evaluator:
             record["greedy_reward"] = reward
 
     def _columns(self, chunk: range, samples: int) -> dict[str, list[Any]]:
-        """Returns the columns of a chunk's queries, each row `samples` times."""
+        """Returns the columns of a chunk's queries, with each query repeated `samples` times."""
         return {
             name: repeated([values[query] for query in chunk], samples)
             for name, values in self.columns.items()

@@ -71,7 +71,7 @@ class Callback:
         """
 
     def on_train_end(self, trainer: Trainer, run: Run) -> None:
-        """Called once agents, summary and report are saved; not after a failure or a signal."""
+        """Called after agents, summary and report have been saved; not after a failure or a signal."""
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the callback's state for a checkpoint, as JSON values."""

@@ -25,6 +25,7 @@ plt.rcParams.update({"font.size": 11, "font.family": "sans-serif"})
 ROLES = {"observer": "#1f6fb4", "pioneer": "#c1440e", ANY: "#333333"}
 NAMES = {"observer": "as observer", "pioneer": "as pioneer", ANY: "both roles"}
 MARGIN = 0.2  # levels start this far above the initial task reward, as ratios of tiny KLs are noise
+# The untaught toy was not trained in the observer's prompt form.
 PANELS = {
     "toy, 20 seeds": ("imdb_partner_sampled_kl", "CORY"),
     "untaught toy, 20 seeds": ("imdb_untaught_sampled_kl", "CORY"),

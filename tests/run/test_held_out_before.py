@@ -1,4 +1,4 @@
-"""The held-out reward before training is recorded and drawn, and early stopping starts from it."""
+"""The untrained agents' held-out reward is recorded, drawn, and the first that early stopping compares with."""
 
 import json
 from dataclasses import replace

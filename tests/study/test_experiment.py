@@ -169,7 +169,7 @@ def test_each_completed_run_is_evaluated_and_its_row_written(tmp_path, judged):
     assert len(list(csv.DictReader(gzip.open(out / "metrics.csv.gz", "rt")))) == 4 * 3
     assert "Held out" in (out / "comparison.md").read_text() and (out / "frontier.png").exists()
     assert not list((tmp_path / "runs").rglob("checkpoints"))
-    # Later evaluations get the first run as an argument too, so that the base model is evaluated only once.
+    # Later evaluations name the first run, too: the base model was evaluated with it and is not evaluated again.
     names = [item.folder.name for item in judged]
     calls = (tmp_path / "runs/tiny/trial/evaluation/calls.txt").read_text().splitlines()
     assert calls == [names[0], *(f"{names[0]} {name}" for name in names[1:])]
