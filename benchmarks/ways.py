@@ -42,7 +42,8 @@ def memory_as(name: str) -> None:
     """Sets the C library's memory settings for a way. They apply to the whole process.
 
     ours and minimal use cory's settings. stock does not, as they would speed up TRL, too. It uses the settings that
-    glibc reaches by itself in such a process: arrays above 32 MiB get their own pages, which return to the system when freed.
+    glibc reaches by itself in such a process: arrays above 32 MiB get their own pages, which return to the system when
+    freed.
     """
     import torch
 

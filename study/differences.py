@@ -1,4 +1,4 @@
-"""Makes a table of primary comparisons for the results of learners: groups are compared with the baseline by seed."""
+"""Makes a table that compares groups with the baseline, metric by metric. Shared seeds are paired."""
 
 from collections.abc import Sequence
 

@@ -8,7 +8,7 @@
 | `held_out` | run and way of answering | the metrics on held-out queries | held_out.csv |
 
 A run is identified by its `group` and `seed`. Runs of a group differ only in their seed; groups of a `family` differ
-only in the value of one key, `over`. The files hold six significant digits. With them, the runs' folders
+only in the value of one setting, which the column `over` names. The files hold six significant digits. With them, the runs' folders
 are no longer needed.
 """
 
@@ -103,9 +103,9 @@ class Study:
 
     @property
     def _baseline_is_family(self) -> bool:
-        """Whether groups are compared with the baseline family's group of the same value.
+        """Whether groups are compared with the baseline family's group that has the same value of the varied setting.
 
-        True even if only runs of one value have ended.
+        True even if only runs with one such value have ended.
         """
         base = self.runs[self.runs["baseline"]]
         family_runs = self.runs[self.runs["family"].isin(base["family"])]
@@ -307,7 +307,7 @@ def with_combined_reward(study: Study) -> Study:
 
     held_out = study.held_out
     if {"combined_reward", "task_reward", "chain_kl"} <= {*held_out} and not names_eta(study):
-        # In rows without the task's team reward, the combined reward would be incomplete, so it stays missing.
+        # The evaluation gives no combined reward to rows whose team reward is unknown.
         has_one = held_out["combined_reward"].notna()
         held_out = with_reward(held_out, "chain_kl")
         held_out["combined_reward"] = held_out["combined_reward"].where(has_one)

@@ -111,7 +111,7 @@ def test_branches_do_not_change_the_expected_gradient(algorithm, mode):
 
 
 def test_branches_with_different_rows_have_the_gradient_of_the_mean_over_rows():
-    """The variance of the pioneer's gradient is lower than if one or all observers read a single drawn row."""
+    """The variance of the pioneer's gradient is lower than if all observers get the same randomly drawn row."""
     questions = 3
     chain = make_world(2.0, 0, 3, questions)
     # The pioneer answers once for all questions and does not see them.

@@ -15,7 +15,7 @@ def test_the_share_of_four_grams_that_were_copied():
     assert share_copied("one two three", "one two three") is None
 
 
-def test_each_chain_has_a_row_which_stays_without_its_responses(tmp_path):
+def test_each_chain_has_a_row_which_is_kept_when_its_responses_are_deleted(tmp_path):
     run = tmp_path / "evaluation" / "CORY-seed0"
     run.mkdir(parents=True)
     first = {"model": "CORY-seed0/agent_1", "query": 0, "read": None, "prompt": "q"}
