@@ -8,8 +8,8 @@
 | `held_out` | run and way of answering | the metrics on held-out queries | held_out.csv |
 
 A run is identified by its `group` and `seed`. Runs of a group differ only in their seed; groups of a `family` differ
-only in the value of one setting, which the column `over` names. The files hold six significant digits. With them, the runs' folders
-are no longer needed.
+only in the value of one setting, which the column `over` names. The files hold six significant digits. With them, the
+runs' folders are no longer needed.
 """
 
 import gzip
