@@ -24,7 +24,7 @@ NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
     "run's agents, without frozen ones). *Two calls*: an agent answers after reading the other agent's answer, or its "
     "own if there is one agent. With two agents, the value is the mean over both orders, or the value of the order of "
-    "training if roles are fixed. Compare methods at equal calls."
+    "training if roles are fixed. *Own KL* leaves out the first call's KL. Compare methods at equal calls."
 )
 
 

@@ -304,7 +304,7 @@ class Results(Callback):
         print(sample_table(**summary["samples"]))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"
         best = ""
-        if summary["stopped"] and "best" in summary:
+        if "best" in summary:
             best = f", the best agents in {run.folder / BEST}"
         print(
             f"\n{speed}. Curves, samples and agents are in {run.folder}{best}; report.html shows them"
