@@ -8,8 +8,8 @@ generation is TRL's unchanged code. The second command computes the same with `c
 number differs by more than 1e-6. The first command wrote tests/learners/trl_1_16_0.safetensors.
 
 The batch has 3 queries with 4 responses each, of 1 to 9 tokens; every third response lacks an end token. The policy is
-a small GPT-2. Its trained weights differ from the sampling weights, so that ratios are clipped, and from the
-reference's weights.
+a small GPT-2. Its trained weights differ from the reference's, and so much from the sampling weights that ratios are
+clipped.
 
 TRL computes in float64, except that rewards (here multiples of 1/16) and log-probabilities are float32. All queries
 have the same number of tokens: TRL passes no position ids to GPT-2, so left padding would shift its positions.

@@ -63,8 +63,8 @@ class Outcomes(NamedTuple):
 
     chances: the outcomes' probabilities, (outcomes,).
     columns: tensors (outcomes, responses) by name and role. `query` and `read` are what a response's role has read,
-        `answer` is what it answers; extra draws have other names (`Beside`). Responses to the same earlier response are
-        adjacent.
+        `answer` is what it answers; extra answers have other names (`Beside`). Responses to the same earlier response
+        are adjacent.
     """
 
     chances: Tensor
@@ -122,7 +122,8 @@ def _multisets(count: int, size: int) -> tuple[Tensor, Tensor]:
     return rows, orders
 
 
-# Extra draws by role, one for each of its responses: a name, and a function from the query to the probabilities.
+# By role, an extra answer drawn for each response, such as a counterfactual one: its name, and its probabilities as a
+# function of the query.
 Beside = Mapping[int, tuple[str, Callable[[int], Tensor]]]
 
 
@@ -154,7 +155,7 @@ def subtrees(
         chain: the chain.
         fanouts: for each role, its number of responses to each response of the previous role.
         query: the query.
-        beside: extra draws.
+        beside: extra answers.
         role: the role of the first response.
         read: the answer that it has read.
     """

@@ -77,8 +77,8 @@ def write_page(
         question: the experiment's question.
         command: the command that repeats the experiment.
         role: the role whose curves and KL at equal task reward are shown. None: curves for each agent, and the KL of
-            the role that answers the query alone.
-        notes: caveats, to which those that follow from the runs' data are added.
+            the first role, which reads only the query.
+        notes: caveats to list before those that follow from the runs' data.
 
     Returns:
         The path of comparison.md.
@@ -165,8 +165,8 @@ def _training(study: Study, out: Path, role: str | None) -> list[str]:
 def verdicts(study: Study) -> list[str]:
     """Returns sentences on each group's difference from the baseline.
 
-    A group has a sentence on held-out results in one call and one on those in two calls. Without an evaluation, it has
-    one on the end of training.
+    Each group has two sentences on held-out results, for one call and for two. Without an evaluation, it has one
+    sentence on the end of training.
     """
     metric = held_out.judged_by(study)
     if len(study.held_out):

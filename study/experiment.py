@@ -1,4 +1,4 @@
-"""Runs an experiment: trains every method, value and seed that its file names, evaluates each run and compares them.
+"""Runs an experiment: trains every method, value of the varied key and seed, evaluates the runs and compares them.
 
     python -m study.experiment configs/experiments/imdb_curves.yaml                             # the toy setting
     python -m study.experiment configs/experiments/imdb_curves.yaml --scale paper --dry-run     # prints the commands
@@ -142,8 +142,8 @@ def _make(
 def _finish(item: Planned, results: Results, args: argparse.Namespace) -> None:
     """Evaluates a run that has ended, writes its rows and removes its checkpoints.
 
-    The beginning of a folder's first run is kept for later checks (`study/first_run.py`), except on a cluster, whose
-    machines may differ.
+    The first records of the first run in --out are kept for later checks (`study/first_run.py`), except on a cluster,
+    whose machines may differ.
 
     Raises:
         UserError: the evaluation failed; the checkpoints are kept.

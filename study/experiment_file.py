@@ -18,11 +18,11 @@ class Runs(Settings):
         script: The training script: imdb_train/cory.py, ..., or cory.train for a task of your own.
         from_: Written `from` in the file: another experiment, whose file is in the same folder. If it has runs of
             the same name, their results are copied instead of training again.
-        flags: Keys changed in the configuration. In a text, `{seed}` stands for the run's seed and `{runs}` for the
-            folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent of the run PPO with
-            the same seed. The file must name PPO earlier.
-        at: Further changes by scale; `config` names another configuration. If given, the runs exist only at the scales
-            named here.
+        flags: Keys changed in the configuration. In a value that is a string, `{seed}` stands for the run's seed and
+            `{runs}` for the folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent of the
+            run PPO with the same seed. The file must name PPO earlier.
+        at: Further changes by scale; `config` names another configuration. If `at` is given, the runs exist only at the
+            scales that it names.
     """
 
     script: str

@@ -1,4 +1,4 @@
-"""Plans an experiment's runs at one of its scales, which set configuration, seeds and the swept key's values."""
+"""Plans the runs of an experiment at a scale. The scale sets configuration, seeds and the varied key's values."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ class Planned:
     """A planned run.
 
     Args:
-        label: the runs' name in the experiment's file.
+        label: the name of this run's entry in the experiment's file.
         group: the name shared by runs that differ only in their seed: the label, followed by the value if there is one.
         value: this run's value of the key that the experiment varies (`Experiment.over`). None: the experiment varies
             no key, or the key does not affect the run.

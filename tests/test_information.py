@@ -158,7 +158,7 @@ def plain_information(config, batch, rollouts, agent):
         values = {name: column[row] for name, column in columns.items()}
         chain = row // config.branches
         assert prompt == PROMPTS.render(1, values, [first.completions[chain]])
-        # The first response to another query: to the preceding one or, for the first query, to the last one.
+        # The first role's response to the preceding query; the first query takes the last query's.
         other = first.completions[chain - config.chains_per_query]
         other_prompt = PROMPTS.render(1, values, [other])
         answer = f" {values['answer']}"

@@ -208,8 +208,8 @@ def decode(
         texts.append(text.rstrip("\ufffd") if is_part else text)
         if not is_part:
             break
-    # Before an incomplete character, some tokenizers also show complete ones as U+FFFD, which are then removed. Fewer
-    # tokens can therefore give more text.
+    # Some tokenizers also show complete characters as U+FFFD if an incomplete one follows. These are removed, too, so
+    # fewer tokens can give more text.
     return max(texts, key=len)
 
 

@@ -111,8 +111,8 @@ def finished_iterations(run: Path) -> int | None:
 def run_agents(folder: Path) -> dict[str, Path]:
     """Returns a run's saved agents by their names in an evaluation, RUN/agent_1, ...; empty if `folder` is not a run.
 
-    A run without a summary has not ended. Trained agents in its folder are then left from a failed attempt to save
-    them. They may be from a later iteration than the metrics, which a resume cuts back to the last checkpoint.
+    A run without a summary has not ended. If its folder has trained agents, an attempt to save them has failed. They
+    may be from a later iteration than the metrics, which a resume cuts back to the last checkpoint.
 
     Raises a UserError: the run has not ended, or the folder of an agent is missing.
     """

@@ -126,11 +126,11 @@ def test_a_run_is_beaten_if_another_frontier_earns_more_at_its_kl():
 
 
 def test_held_out_frontiers_use_the_kl_of_all_calls():
-    """If agent_1 answers once (one call), CORY's frontier beats PPO's first run.
+    """If agent_1 answers once (one call), CORY's frontier beats PPO's runs at eta 1.
 
-    If it answers again after itself (two calls), CORY's KL is larger, and PPO's frontier beats CORY's first run.
+    If it answers again after itself (two calls), CORY's KL is larger, and PPO's frontier beats CORY's runs at eta 1.
 
-    No frontier exceeds the task reward of the second runs.
+    No frontier exceeds the task reward of the runs at eta 2.
     """
     study = frontier_study()
     names = [name for name in study.groups if not name.startswith("lazy")]
