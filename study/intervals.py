@@ -67,13 +67,13 @@ def difference(ours: pd.Series, theirs: pd.Series) -> Interval:
     """Returns the difference of two groups' means, with an interval by Student's t.
 
     Runs with the same seed draw the same queries in the same order. They are paired, so the interval is computed from
-    the differences by seed. If the groups share fewer than two seeds, Welch's interval is used.
+    the differences by seed. If the groups share fewer than two seeds and both have more, Welch's interval is used.
 
     Args:
         ours, theirs: one value per seed, indexed by seed.
     """
     seeds = ours.index.intersection(theirs.index)
-    if len(seeds) > 1 or len(ours) == len(theirs) == len(seeds):
+    if len(seeds) > 1 or len(seeds) == min(len(ours), len(theirs)):
         return over_seeds(ours[seeds] - theirs[seeds])
     value = float(ours.mean() - theirs.mean())
     n = min(len(ours), len(theirs))

@@ -40,6 +40,7 @@ def test_groups_are_paired_by_seed():
     baseline = pd.Series({2: 8.0, 0: 0.0, 1: 4.0, 7: 100.0})
     assert difference(group, baseline)[:3] == (1.0, 1.0, 1.0)  # the difference is 1 in every seed
     assert difference(group, baseline[[2, 0, 1]])[:3] == (1.0, 1.0, 1.0)
+    assert difference(group[:1], baseline).value == 1.0  # the only seed that both have
     other_seeds = pd.Series({3: 0.0, 4: 4.0, 5: 8.0})
     welch = stats.ttest_ind(group, other_seeds, equal_var=False)
     low, high = welch.confidence_interval()
