@@ -111,12 +111,11 @@ def floor(shape: Shape, device: Any, precision: str) -> dict[str, float]:
     and learns for `epochs` epochs.
     """
     import torch
+    from transformers import AutoModelForCausalLM
 
     from benchmarks.shapes import policy_config
 
     with torch.device("meta"):
-        from transformers import AutoModelForCausalLM
-
         model = AutoModelForCausalLM.from_config(policy_config(shape))
     head = shape.vocabulary * shape.width
     body = sum(
@@ -232,11 +231,25 @@ def measured_apart(argv: list[str], size: str, precision: str, way: str) -> dict
     return "out of memory" if "out of memory" in done.stderr else lines[-1][:100].replace("|", "/")
 
 
+def precisions(size: str) -> tuple[str, ...]:
+    """Returns the precisions in which a size is measured. A base for LoRA has its weights in bfloat16."""
+    return ("bf16",) if SIZES[size].lora_rank else PRECISIONS
+
+
+def print_profiles(options: argparse.Namespace, argv: list[str]) -> None:
+    """Profiles an iteration of `ours` at each size and precision, and prints each profile when it is made."""
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as temporary:
+            models = ["--models", str(options.models or temporary), "--profile"]
+            for precision in precisions(size):
+                measured = measured_apart([*argv, *models], size, precision, "ours")
+                text = measured if isinstance(measured, str) else measured["profile"]
+                print(f"{size}, {precision}: {text}\n", flush=True)
+
+
 def report(options: argparse.Namespace, argv: list[str]) -> str:
     """Measures all rows and returns the table. Also prints each finished row to stderr."""
     ways = ["minimal", "ours", *(["vLLM"] if options.server else [])]
-    if options.profile:
-        ways = ["ours"]
     header = ["size", "precision", "way", *(f"{phase} s" for phase in (*PHASES, "total"))]
     header += ["total / minimal", "floor s", "peak GiB", "rows of a pass"]
     print(" | ".join(header), file=sys.stderr, flush=True)
@@ -245,19 +258,15 @@ def report(options: argparse.Namespace, argv: list[str]) -> str:
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as temporary:
             models = options.models or temporary
-            lora = SIZES[size].lora_rank > 0
-            for precision in ["bf16"] if lora else PRECISIONS:
+            for precision in precisions(size):
                 baseline = None
                 for way in ways:
-                    if lora and way == "minimal":
-                        continue
+                    if way == "minimal" and SIZES[size].lora_rank:
+                        continue  # it trains all weights
                     measured = measured_apart(
                         [*argv, "--models", str(models)], size, precision, way
                     )
                     row = [size, precision, way]
-                    if not isinstance(measured, str) and "profile" in measured:
-                        print(f"\n{size}, {precision}: {measured['profile']}", flush=True)
-                        continue
                     if isinstance(measured, str):
                         row += [measured, *[""] * (len(header) - 4)]
                     else:
@@ -308,10 +317,10 @@ def main() -> None:
     argv = ["--repeats", str(options.repeats), "--device", options.device]
     argv += ["--small"] if options.small else []
     argv += ["--server", options.server] if options.server else []
-    argv += ["--profile"] if options.profile else []
-    text = report(options, argv)
-    if not options.profile:
-        print(text)
+    if options.profile:
+        print_profiles(options, argv)
+    else:
+        print(report(options, argv))
 
 
 if __name__ == "__main__":

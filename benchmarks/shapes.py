@@ -23,9 +23,8 @@ class Shape:
     epochs: int = 4
     algorithm: str = "ppo"
     group: int = 1  # chains (a response of each role) per query
-    architecture: str = (
-        "gpt2"  # llama: the proportions of Qwen2.5-0.5B; llama2: those of Llama-2-7B
-    )
+    # gpt2, llama (with the proportions of Qwen2.5-0.5B) or llama2 (with Llama-2-7B's)
+    architecture: str = "gpt2"
     lora_rank: int = 0  # above 0: agents are adapters on one base in bfloat16
 
     @property
@@ -89,12 +88,13 @@ def policy_config(shape: Shape) -> Any:
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": shape.vocabulary - 1}
     if shape.architecture in ("llama", "llama2"):
         is_llama2 = shape.architecture == "llama2"
+        inner, outer = (
+            (11008, 4096) if is_llama2 else (4864, 896)
+        )  # widths inside and outside an MLP
         return LlamaConfig(
             vocab_size=shape.vocabulary,
             hidden_size=shape.width,
-            intermediate_size=shape.width
-            * (11008 if is_llama2 else 4864)
-            // (4096 if is_llama2 else 896),
+            intermediate_size=shape.width * inner // outer,
             num_hidden_layers=shape.layers,
             num_attention_heads=shape.heads,
             num_key_value_heads=shape.heads if is_llama2 else max(1, shape.heads // 7),
