@@ -157,6 +157,7 @@ def respond(agent: Agent, prompts: list[str]) -> tuple[Rollout, list[str]]:
         do_sample=True,
         top_k=0,
         pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
     )
     response_ids = ids[:, prompt_ids.shape[1] :]
 

@@ -238,10 +238,13 @@ def ends_response(
     if not stop:
         return False
     tail = 8 + max(len(text.encode()) for text in stop)  # enough tokens to contain any stop text
-    written = read(response[-tail:])
-    if not any(text in written for text in stop):
+    # A tail that starts inside a character is decoded differently. A character has at most four tokens, so one of four
+    # tails does not.
+    starts = {max(0, len(response) - tail - shift) for shift in range(4)}
+    tails = (read(response[start:]) for start in starts)
+    if not any(text in written for written in tails for text in stop):
         return False
-    whole = read(response)  # the tail may start inside a character and be decoded differently
+    whole = read(response)
     return any(text in whole for text in stop)
 
 

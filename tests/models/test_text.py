@@ -268,6 +268,16 @@ def test_a_stop_string_that_only_appears_without_the_first_tokens_ends_nothing()
     assert ends_response(read, [0], ["\n"], [5] * 11)
 
 
+@pytest.mark.parametrize("text", ["good\n film", "日本語\n film", "日本語ですね\n film"])
+def test_a_stop_text_ends_a_response_at_its_last_token(llama, text):
+    """Also if it follows characters of several tokens, which only decode as a whole."""
+    read = reader(llama)
+    ids = llama(text, add_special_tokens=False)["input_ids"]
+    written = [ids[:count] for count in range(1, len(ids) + 1)]
+    ends = [ends_response(read, [llama.eos_token_id], ["\n"], part) for part in written]
+    assert ends.index(True) == next(n for n, part in enumerate(written) if "\n" in read(part))
+
+
 @pytest.mark.parametrize("kind", ["tokenizer", "llama"])
 def test_encoded_responses_are_what_the_model_would_have_to_write(kind, request):
     """A response follows a text prompt after one space. In a chat, it is the whole turn."""
