@@ -28,6 +28,7 @@ from study.frame import (
     Study,
     described,
     join,
+    make_folder,
     metric_columns,
     names_eta,
     of_run,
@@ -269,10 +270,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     if not args.out.strip():
         raise UserError(f"--out: expected the path of a folder, got {args.out!r}")
     out = Path(args.out)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"--out: expected a folder, got {args.out!r} ({error})") from None
+    make_folder("--out", out)
     first = Path(args.runs[0])
     if (first / "runs.csv").is_file():
         if len(args.runs) > 1:

@@ -53,6 +53,7 @@ from study.chain_gradients import (
     task_rewards,
     team_rewards,
 )
+from study.frame import make_folder
 
 GROUP = 4  # chains per query, or first responses to it
 ANSWERS = {2: 3, 3: 2}  # each role's number of possible answers, by the number of roles
@@ -605,8 +606,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--worlds", type=int, default=WORLDS, help="Random chains per structure")
     args = parser.parse_args(argv)
     started = time.monotonic()
+    make_folder("--out", args.out)
     rows = audited(args.worlds)
-    args.out.mkdir(parents=True, exist_ok=True)
     rows.to_csv(args.out / ROWS, index=False, float_format="%.10g")
     plot(rows, args.out / "variance.png")
     print(f"{len(rows)} rows in {args.out}, {time.monotonic() - started:.0f} s")

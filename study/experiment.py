@@ -28,6 +28,7 @@ from cory.run.folder import locked
 from study import engines, first_run
 from study.compare import verdicts, write_page
 from study.experiment_file import read_experiment
+from study.frame import make_folder
 from study.plan import ROOT, Planned, checkout_file, is_single, plan
 from study.results import Results
 from study.run_evaluation import RunEvaluation
@@ -81,7 +82,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
             print(_command_text(item))
         return
 
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder("--out", out)
+    make_folder("--runs", home)
     with locked(out):
         results.write()
         failed = _make(missing, results, args, threads)

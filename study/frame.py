@@ -355,6 +355,14 @@ def write_study(study: Study, folder: Path) -> None:
         write_bytes(folder / name, content)
 
 
+def make_folder(flag: str, folder: Path) -> None:
+    """Makes a folder for a command's output. Raises a UserError that names the command's flag if this fails."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{flag}: expected a folder, got {str(folder)!r} ({error})") from None
+
+
 def read_study(folder: Path) -> Study:
     """Reads the frames that `write_study` wrote into a folder.
 

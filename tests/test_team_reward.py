@@ -73,7 +73,8 @@ def test_a_team_reward_may_be_the_only_reward(config):
     assert all("equal_rewards" not in record["flags"] for record in records)
     for reward, shown in (([], False), (count_good, True)):
         task = make_trainer(config, reward, team_reward=lengths).task
-        assert ("task_reward" in titles(task, EvaluationConfig(samples=2))) == shown
+        row = {"task_reward": 0.0}
+        assert ("task_reward" in titles(task, EvaluationConfig(samples=2), [row])) == shown
     with pytest.raises(UserError, match=r"^task\.reward: "):
         make_trainer(config, reward=[])
 

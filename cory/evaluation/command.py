@@ -116,11 +116,7 @@ def evaluate(
             # Only cory's warnings become notes, not those from libraries.
             if Path(__file__).parents[1] in Path(warning.filename).parents:
                 notes.append(str(warning.message))
-        shown = {
-            metric: title
-            for metric, title in titles(task, settings).items()
-            if any(metric in row for row in rows)
-        }
+        shown = titles(task, settings, rows)
         has_chains = any(row.reads for row in lineup.rows)
         costs = cost_titles() if has_chains else {}
         content = {

@@ -24,24 +24,32 @@ SHOWN = (
     "distinct_2",
     "tokens",
     "perplexity",
+    "best_of_2",  # only with several samples
 )
 SHOWN_WITH_PASSES = ("team_reward", "tokens", "chain_kl")  # besides pass@k
 # The cost of a query, shown if the evaluation has chains.
 COSTS = ("calls", "tokens_read", "tokens_written", "chain_kl", "kl")
 
 
-def titles(task: Task, settings: EvaluationConfig) -> dict[str, str]:
-    """Returns the table's metrics and their titles: pass@k if requested, otherwise reward, KL and diversity."""
-    task_titles = {name: name for name in [*task.reward_metrics, *task.metrics]}
-    if settings.ks:
-        passes = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
+def titles(
+    task: Task, settings: EvaluationConfig, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    """Returns the metrics that some row has, and their titles.
+
+    These are pass@k if it was requested and rewards are 0 or 1, otherwise reward, KL and diversity.
+    """
+    measured = {metric for row in rows for metric in row}
+    if any(f"pass@{k}" in measured for k in settings.ks):
+        shown = {f"{kind}@{k}": f"{kind}@{k}" for kind in ("pass", "maj") for k in settings.ks}
         if settings.greedy:
-            passes["greedy"] = "greedy"
-        return passes | _titled(SHOWN_WITH_PASSES) | task_titles
-    shown = [*SHOWN, "best_of_2"] if settings.samples > 1 else [*SHOWN]
-    if not task.rewards:  # the team reward is the only one
-        shown = [metric for metric in shown if metric not in ("task_reward", "best_of_2")]
-    return _titled(shown) | task_titles
+            shown["greedy"] = "greedy"
+        shown |= _titled(SHOWN_WITH_PASSES)
+    else:
+        shown = _titled(SHOWN)
+        if not task.rewards:  # the team reward is the only one
+            measured -= {"task_reward", "best_of_2"}
+    shown |= {name: name for name in [*task.reward_metrics, *task.metrics]}
+    return {metric: title for metric, title in shown.items() if metric in measured}
 
 
 def cost_titles() -> dict[str, str]:

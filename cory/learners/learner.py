@@ -138,7 +138,7 @@ class Learner(ABC):
         """
 
     def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """Returns each row's weight in the loss, (rows,): rollouts get equal total weight, however many rows they have."""
+        """Returns each row's weight in the loss, (rows,): rollouts get equal total weight, however many their rows."""
         return to_device(_role_weights(rollouts), self.device)
 
     def update(

@@ -14,7 +14,7 @@ from evaluation_settings import settings
 from cory import evaluate
 from cory.build import make_agents
 from cory.config import CoryConfig, EvaluationConfig, LoraConfig, RoleConfig
-from cory.evaluation.table import majority, majority_at_k, table_rows
+from cory.evaluation.table import majority, majority_at_k, table_rows, titles
 from cory.task import Task
 from cory.trainer import CoryTrainer
 from gsm8k_train.answers import extract
@@ -121,6 +121,8 @@ def test_pass_at_k_is_only_reported_for_rewards_0_and_1():
         records = {"base": [record(rewards, [0.0, 0.0])] * 2}
         (row,) = table_rows(records, QUERIES, task(), settings, ETA)
         assert row.get("pass@1") == expected
+        shown = titles(task(), settings, [row])
+        assert ("pass@1" in shown, "task_reward" in shown) == (bool(expected), not expected)
 
 
 def test_majority_votes_are_taken_in_groups_of_k():

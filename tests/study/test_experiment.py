@@ -321,3 +321,11 @@ def test_an_experiment_that_is_interrupted_continues_to_the_same_rows(tmp_path):
     config = load(ImdbConfig, None, item.command[2:], single_agent=True)
     whole = CoryTrainer(config, make_agents(config), make_task(config)).train().folder
     assert (run / "metrics.jsonl").read_bytes() == (whole / "metrics.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("flag", ["--out", "--runs"])
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path, judged, flag):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=f"^{flag}: expected a folder"):
+        trial(tmp_path, flag, str(tmp_path / "file"))
+    assert judged == []
