@@ -102,7 +102,8 @@ def policy_models(config: Config) -> Models:
     models: Models = {}
     for index in range(config.cory.num_agents):
         model = config.of_agent(index).model
-        key = f"agents[{index}].model.name" if config.agents else "model.name"
+        is_runs_model = (model.name, model.revision) == (config.model.name, config.model.revision)
+        key = "model.name" if is_runs_model else f"agents[{index}].model.name"
         folder = config.resolve(model.name)
         models[key] = {"name": model.name, "identity": model_identity(folder, model.revision)}
         base, revision = _base_of_adapter(Path(folder))

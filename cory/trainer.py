@@ -26,7 +26,7 @@ from cory.run.checkpoint import CALLBACK, fingerprint, open_run, save
 from cory.run.folder import Run, resume_command
 from cory.run.held_out import HeldOut, held_out_rows
 from cory.run.measure import measure, sampled_texts, timed, timings
-from cory.run.signals import Interrupted, Signals
+from cory.run.signals import Interrupted, Signals, keep_printing
 from cory.run.trackers import Trackers
 from cory.streams import Purpose, Stream
 from cory.task import Task, draw_batch
@@ -123,6 +123,7 @@ class CoryTrainer:
         if self.has_started:
             raise UserError("train: expected a new trainer, got one that has trained already")
         self.has_started = True
+        keep_printing()  # before a progress bar is created, which keeps using the stream it was given
         signal = 0
         opened = open_run(
             self.config,

@@ -11,9 +11,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 from cory.errors import UserError
@@ -63,10 +64,19 @@ def _die_with_parent() -> None:
 
 
 def run_here(planned: Sequence[Planned], jobs: int, threads: int | None, ended: Ended) -> None:
-    """Executes runs on this machine, `jobs` at a time. SIGINT or SIGTERM ends each after its current iteration."""
+    """Executes runs on this machine, `jobs` at a time. SIGINT or SIGTERM ends each after its current iteration.
+
+    A run that starts from another one waits for it.
+    """
     running: set[subprocess.Popen[bytes]] = set()
+    futures: dict[Path, Future[None]] = {}
+    stopping = threading.Event()
 
     def run(item: Planned) -> None:
+        folders = [folder for path in item.starts_from for folder in path.parents]
+        wait([futures[folder] for folder in folders if folder in futures])
+        if stopping.is_set():
+            return
         if item.missing:
             ended(item, item.missing, 0.0)
             return
@@ -80,9 +90,13 @@ def run_here(planned: Sequence[Planned], jobs: int, threads: int | None, ended: 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     with ThreadPoolExecutor(jobs) as pool:
         try:
-            list(pool.map(run, planned))
+            for item in planned:
+                futures[item.folder] = pool.submit(run, item)
+            for future in futures.values():
+                future.result()
         except KeyboardInterrupt:
             print(STOPPING, flush=True)
+            stopping.set()
             pool.shutdown(wait=False, cancel_futures=True)
             for process in list(running):
                 process.terminate()

@@ -60,9 +60,16 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     single = next((item for item in planned if is_single(item.settings)), planned[0])
     baseline = experiment.baseline or single.label
     local = {key for key, value in changes.items() if _is_local_path(value)}
-    set_for_all = [key for key in [*settings.flags, *changes] if key not in local]
     results = Results(
-        out, experiment.name, scale, planned, experiment.over, baseline, evaluation, set_for_all
+        out,
+        experiment.name,
+        scale,
+        planned,
+        experiment.over,
+        baseline,
+        evaluation,
+        set_for_all=[key for key in [*settings.flags, *changes] if key not in local],
+        required=[key for key in changes if key not in local],
     )
 
     # Runs are made seed by seed, so that groups share seeds even if the experiment is stopped.

@@ -231,6 +231,12 @@ def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
     recorded = read_rows(folder / "metrics.jsonl")
     if not recorded:
         raise UserError(f"{folder}: expected lines in its metrics.jsonl, got none")
+    iterations = 1 + max(values["iteration"] for values in recorded)
+    if iterations != summary["iterations"]:
+        raise UserError(
+            f"{folder}: expected a run that has ended, got one that is being extended: its agents are of iteration "
+            f"{summary['iterations']}, its metrics go on to {iterations}. --resume continues it"
+        )
     fingerprint = settings.get("fingerprint") or {}
     versions = settings.get("versions") or {}
     row = {
@@ -238,7 +244,7 @@ def of_run(folder: Path, columns: Mapping[str, Any]) -> Study:
         "run": folder.name,
         "version": versions.get("commit", "unknown"),
         "machine": versions.get("machine", ""),
-        "iterations": 1 + max(values["iteration"] for values in recorded),
+        "iterations": iterations,
         "planned": settings["iterations"],
         "seconds": sum(
             line["seconds_total"] + line.get("seconds_evaluate", 0.0)

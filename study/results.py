@@ -39,6 +39,7 @@ class Results:
         baseline: the name of the runs with which others are compared.
         evaluation: the evaluation of each run that has ended, or None.
         set_for_all: keys changed in every run; rows record their values.
+        required: keys that all rows must record, such as those set on the command line.
 
     Raises:
         UserError: a row does not match the plan.
@@ -54,6 +55,7 @@ class Results:
         baseline: str,
         evaluation: RunEvaluation | None = None,
         set_for_all: Sequence[str] = (),
+        required: Sequence[str] = (),
     ) -> None:
         self.out = out
         self.experiment = experiment
@@ -62,6 +64,7 @@ class Results:
         self.over = over
         self.baseline = baseline
         self.evaluation = evaluation
+        self.required = required
         self.keys = [*varied_keys(planned), *set_for_all]
         self.study = read_study(out) if (out / "runs.csv").exists() else None
         if self.study is not None:
@@ -139,20 +142,24 @@ class Results:
                     f"--out: expected rows of planned runs of {self.experiment} at {self.scale}, got the row of "
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
-            self._check(row, planned[run])
+            self._check(row, planned[run], self.required)
 
-    def _check(self, row: "pd.Series[Any]", item: Planned) -> None:
-        """Raises a UserError if a run's row records settings or an evaluation that differ from the plan."""
+    def _check(self, row: "pd.Series[Any]", item: Planned, required: Sequence[str] = ()) -> None:
+        """Raises a UserError if a run's row records settings or an evaluation that differ from the plan.
+
+        Keys that the row lacks are skipped, except those that are `required`.
+        """
         planned = {key: shown(value) for key, value in flat(item.settings).items()}
         planned["evaluation"] = self.evaluation.command if self.evaluation else ""
         if not pd.isna(row["planned"]):  # missing in older rows
             planned["planned"] = item.settings["iterations"]
-        for key in planned.keys() & set(row.index) - {"iterations", "seed"}:
-            is_recorded = key == "evaluation" or row[key] != ""
-            if is_recorded and row[key] != planned[key]:
+        for key in planned.keys() & {*row.index, *required} - {"iterations", "seed"}:
+            recorded = row.get(key, "")
+            is_compared = recorded != "" or key in ("evaluation", *required)
+            if is_compared and recorded != planned[key]:
                 raise UserError(
                     f"{self.out}: expected {key} {planned[key]!r} in the row of {item.group}, seed {item.seed}, got "
-                    f"{row[key]!r}. Delete the row to make the run again, or name another --out"
+                    f"{recorded!r}. Delete the row to make the run again, or name another --out"
                 )
 
     def columns(self, item: Planned) -> dict[str, Any]:

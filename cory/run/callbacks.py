@@ -187,8 +187,10 @@ class EarlyStopping(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, run: Run) -> None:
-        if self.best:
-            run.summary["best"] = self.best
+        if self.best and run.writes:
+            # If the run was resumed only to end it, the best agents may be of a later iteration.
+            saved = run.folder / BEST / SUMMARY
+            run.summary["best"] = json.loads(saved.read_text(encoding="utf-8"))
 
 
 class Progress(Callback):

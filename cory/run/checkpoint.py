@@ -11,6 +11,7 @@ number generators is not saved, as an iteration's random numbers derive from its
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import shutil
@@ -21,13 +22,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import yaml
 from datasets import Dataset
 from pydantic import NonNegativeInt, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from cory.agent import Agent
-from cory.config import Config
+from cory.config import AgentConfig, Config
 from cory.errors import NotFinite, UserError, counted
 from cory.identity import check_models, data_hash, policy_models, versions
 from cory.parallel import distributed, sharding
@@ -280,7 +282,9 @@ def _saved(folder: Path, config: Config, record: Mapping[str, Any]) -> Checkpoin
 def _has_ended(folder: Path, saved: Checkpoint, config: Config) -> bool:
     """Whether the run is finished and saved; prints the reason if so."""
     goes_on = saved.stopped_by is None and config.iterations != saved.iteration
-    if goes_on or finished_iterations(folder) != saved.iteration:
+    # A failed extension leaves metrics of iterations after the last checkpoint.
+    is_extended = (folder / "metrics.jsonl").stat().st_size > saved.lengths["metrics.jsonl"]
+    if goes_on or is_extended or finished_iterations(folder) != saved.iteration:
         return False
     reason = (
         f"iterations = {saved.iteration} are done. A larger --iterations extends the run"
@@ -336,10 +340,14 @@ def _new_run(run: Path, config: Config) -> str:
     flags = f"--config {shlex.quote(f'{run}/config.yaml')} --output NEW"
     if finished_iterations(run) is None:
         return f"A new run with its settings: {flags}"
-    agents = ", ".join(
-        f"{{model: {{name: {run}/agent_{index + 1}}}}}" for index in range(config.cory.num_agents)
-    )
-    return f"A new run from its agents: {flags} --agents {shlex.quote(f'[{agents}]')}"
+    default = asdict(AgentConfig())
+    entries = []
+    for index in range(config.cory.num_agents):
+        agent = asdict(config.agents[index] if config.agents else AgentConfig())
+        agent["model"]["name"] = f"{run}/agent_{index + 1}"
+        entries.append({key: value for key, value in agent.items() if value != default[key]})
+    text = yaml.safe_dump(entries, default_flow_style=True, sort_keys=False, width=math.inf)
+    return f"A new run from its agents: {flags} --agents {shlex.quote(text.strip())}"
 
 
 def _advice(run: Path, config: Config, state: RunState, error: Exception) -> str:

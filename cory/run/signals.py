@@ -25,7 +25,6 @@ class Signals:
         self.before: dict[int, Any] = {}
 
     def __enter__(self) -> "Signals":
-        keep_printing()  # before a progress bar is created, which keeps using the stream it was given
         # Python allows only the main thread to set handlers.
         if threading.current_thread() is threading.main_thread():
             numbers: list[int] = [signal.SIGTERM, signal.SIGINT]

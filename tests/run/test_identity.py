@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from cory import evaluate
 from cory.build import make_agents
 from cory.chat import Chat
-from cory.config import EvaluationConfig, LoraConfig, ModelConfig
+from cory.config import AgentConfig, EvaluationConfig, LoraConfig, ModelConfig
 from cory.errors import UserError
 from cory.identity import (
     check_models,
@@ -90,6 +90,15 @@ def test_an_evaluation_with_another_reward_model_is_allowed_and_announced(world,
     task = make_task(chosen, held_out_rows(chosen, "test"))
     evaluate([folder], task, EvaluationConfig(device="cpu", output=str(tmp_path / "e"), queries=2))
     assert "another reward" in capsys.readouterr().err
+
+
+def test_another_model_is_also_refused_if_the_agents_devices_change(world):
+    config, folder, policy, _ = world
+    negated(policy)
+    devices = [AgentConfig(device="cpu"), AgentConfig(device="cpu")]
+    changed = replace(config, iterations=4, resume=str(folder), agents=devices)
+    with pytest.raises(UserError, match=r"model\.name: "):
+        train(changed)
 
 
 def test_an_adapter_is_identified_with_its_base(config, policy_folder, tmp_path):

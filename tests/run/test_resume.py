@@ -16,12 +16,13 @@ from interruptions import after, interrupt
 from run_files import AGENTS, content, same, summary_of
 
 from cory import Callback
-from cory.config import CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
+from cory.config import AgentConfig, CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import NotFinite, UserError
-from cory.run.checkpoint import save
+from cory.run.checkpoint import _new_run, save
 from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
 from cory.settings import parse_yaml
+from study.frame import of_run
 
 ITERATIONS = 5
 
@@ -326,6 +327,27 @@ def test_the_error_for_a_changed_reward_proposes_a_new_run_from_all_agents(one, 
     (four / "summary.json").unlink()  # an unfinished run has no saved agents
     message = refused_resume(one, four)
     assert "--iterations 4" in message and "--agents" not in message
+
+
+def test_a_proposed_new_run_keeps_each_agents_own_settings(one, four):
+    agents = [AgentConfig(learning_rate=2e-4), AgentConfig(trained=False)]
+    flags = shlex.split(_new_run(four, replace(one, agents=agents)))
+    proposed = parse_yaml(flags[flags.index("--agents") + 1])
+    assert proposed == [
+        {"model": {"name": f"{four}/agent_1"}, "learning_rate": 2e-4},
+        {"model": {"name": f"{four}/agent_2"}, "trained": False},
+    ]
+
+
+def test_metrics_of_a_failed_extension_are_cut_off_when_the_finished_run_is_resumed(one, four):
+    metrics = four / "metrics.jsonl"
+    before = metrics.read_bytes()
+    last = read_rows(metrics)[-1] | {"iteration": 4}
+    metrics.write_bytes(before + json.dumps(last).encode() + b"\n")
+    with pytest.raises(UserError, match="being extended"):
+        of_run(four, {"group": "a", "seed": 0})
+    make_trainer(replace(one, iterations=4, resume=str(four))).train()
+    assert metrics.read_bytes() == before
 
 
 def test_the_error_for_a_damaged_only_checkpoint_proposes_a_new_run(one, four):

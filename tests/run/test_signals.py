@@ -21,7 +21,8 @@ import pytest
 from conftest import ROOT, make_trainer
 from interruptions import interrupt
 
-from cory.run.signals import Signals
+from cory.run.folder import read_rows
+from cory.run.signals import Signals, keep_printing
 
 SCRIPT = str(ROOT / "imdb_train/cory.py")
 
@@ -46,8 +47,8 @@ def test_a_closed_terminal_without_a_signal_ends_nothing(monkeypatch):
             raise OSError(errno.EIO, "the terminal is gone")
 
     monkeypatch.setattr(sys, "stdout", Gone())
-    with Signals():
-        print("a line")
+    keep_printing()
+    print("a line")
 
 
 def test_a_run_continues_when_the_reader_of_its_output_ends(config, monkeypatch):
@@ -55,10 +56,14 @@ def test_a_run_continues_when_the_reader_of_its_output_ends(config, monkeypatch)
     reader, writer = os.pipe()
     os.close(reader)
     pipe = os.fdopen(writer, "w", buffering=1)
-    monkeypatch.setattr(sys, "stdout", pipe)
-    monkeypatch.setattr(sys, "stderr", pipe)
-    run = make_trainer(replace(config, iterations=1)).train().folder
-    assert (run / "report.html").exists()
+    resume = None
+    for iterations in (1, 2):
+        monkeypatch.setattr(sys, "stdout", pipe)
+        monkeypatch.setattr(sys, "stderr", pipe)
+        changed = replace(config, iterations=iterations, resume=resume)
+        run = make_trainer(changed).train().folder
+        assert len(read_rows(run / "metrics.jsonl")) == 2 * iterations
+        resume = str(run)
     os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # takes output that is still buffered
 
 

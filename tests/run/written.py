@@ -74,7 +74,7 @@ def write_run(
             step["agent"]: [sample(step["agent"], "pioneer", "the film", "was")] for step in chain
         }
         before |= {"chain": chain} if agents > 1 else {}
-        summary = {"samples": {"before": before, "after": before}}
+        summary = {"iterations": iterations, "samples": {"before": before, "after": before}}
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 

@@ -76,7 +76,8 @@ def stopped(folder, guard):
     """Rewrites a run's files as if a guard had ended it before the end of 30 planned iterations."""
     config = yaml.safe_load((folder / "config.yaml").read_text())
     (folder / "config.yaml").write_text(yaml.safe_dump(config | {"iterations": 30}))
-    summary = {"stopped": True, "stopped_by": guard}
+    summary = json.loads((folder / "summary.json").read_text())
+    summary |= {"stopped": True, "stopped_by": guard}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 

@@ -202,6 +202,8 @@ def test_rows_of_other_settings_or_of_another_experiment_are_refused(tmp_path, j
     (tmp_path / "trial.yaml").write_text(text)
     with pytest.raises(UserError, match=r"sampling\.max_new_tokens"):
         trial(tmp_path, "--set", "sampling.max_new_tokens=9")
+    with pytest.raises(UserError, match=r"ppo\.vf_coef"):  # rows have no such column
+        trial(tmp_path, "--set", "ppo.vf_coef=0.5")
     with pytest.raises(UserError, match="expected planned 4 "):
         trial(tmp_path, "--set", "iterations=4")
     (tmp_path / "trial.yaml").write_text(text.replace("1.0e-3]", "1.0e-2]"))

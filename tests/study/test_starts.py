@@ -1,5 +1,8 @@
 """Runs that start from the agents of other runs in the same experiment."""
 
+import sys
+from dataclasses import replace
+
 import pytest
 from planned import planned_in
 from written import write_run, write_settings
@@ -48,6 +51,22 @@ def test_a_run_is_not_started_if_its_starting_agent_is_missing(tmp_path):
     engines.run_here([reader], 1, 1, lambda item, status, seconds: ended.append(status))
     assert len(ended) == 1 and str(reader.starts_from[0]) in ended[0]
     assert not reader.log.exists()
+
+
+def test_a_run_waits_for_the_run_from_which_it_starts(tmp_path):
+    """Also if several runs are made at a time."""
+    ppo, _, reader, _ = planned_in(tmp_path, TRIAL)
+    agent = reader.starts_from[0]
+    slow = (
+        f"import pathlib, time; time.sleep(0.5); pathlib.Path({str(agent)!r}).mkdir(parents=True)"
+    )
+    items = [
+        replace(item, command=[sys.executable, "-c", code], cwd=tmp_path)
+        for item, code in ((ppo, slow), (reader, ""))
+    ]
+    ended = []
+    engines.run_here(items, 2, 1, lambda item, status, seconds: ended.append((item.label, status)))
+    assert ended == [("PPO", 0), ("reader", 0)]
 
 
 def test_ray_is_refused_since_it_does_not_keep_the_order_of_runs(tmp_path, monkeypatch):
