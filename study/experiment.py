@@ -69,7 +69,8 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         baseline,
         evaluation,
         set_for_all=[key for key in [*settings.flags, *changes] if key not in local],
-        required=[key for key in changes if key not in local],
+        # Machines may name a model and data differently.
+        required=[key for key in changes if key != "model.name" and not key.startswith("task.")],
     )
 
     # Runs are made seed by seed, so that groups share seeds even if the experiment is stopped.
