@@ -187,9 +187,9 @@ class EarlyStopping(Callback):
             trainer.should_stop = True
 
     def on_train_end(self, trainer: Trainer, run: Run) -> None:
-        if self.best and run.writes:
-            # If the run was resumed only to end it, the best agents may be of a later iteration.
-            saved = run.folder / BEST / SUMMARY
+        # If the run was resumed only to end it, RUN/best may be of a later iteration than `self.best`.
+        saved = run.folder / BEST / SUMMARY
+        if run.writes and saved.exists():
             run.summary["best"] = json.loads(saved.read_text(encoding="utf-8"))
 
 

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -94,6 +95,16 @@ def test_a_resumed_run_has_waited_as_long_as_an_unbroken_one(config, planned, it
     summary = summary_of(run)
     assert summary["iterations"] == 4 and summary["stopped_by"] == "guards.patience"
     assert summary["best"] == BEST
+
+
+def test_a_run_resumed_only_to_end_it_names_the_agents_in_its_folder(config, planned):
+    """They may be of a later iteration, of which no checkpoint was saved."""
+    with pytest.raises(Interrupted):
+        train(config, Interrupt(1))
+    file = Path(config.output) / "best/summary.json"
+    file.write_text(json.dumps(BEST))
+    run = train(config, Callback(), resume=config.output, iterations=1)
+    assert summary_of(run)["best"] == BEST
 
 
 def test_a_run_cannot_be_resumed_with_other_held_out_queries(config, planned):
