@@ -25,6 +25,7 @@ from cory.command import Arguments, main
 from cory.errors import UserError, counted
 from cory.identity import is_local
 from cory.run.folder import locked
+from cory.run.settings import FREE
 from study import engines, first_run
 from study.compare import verdicts, write_page
 from study.experiment_file import read_experiment
@@ -69,8 +70,12 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         baseline,
         evaluation,
         set_for_all=[key for key in [*settings.flags, *changes] if key not in local],
-        # Machines may name a model and data differently.
-        required=[key for key in changes if key != "model.name" and not key.startswith("task.")],
+        # Machines may name models and data differently, and keys in FREE do not change what is learned.
+        required=[
+            key
+            for key in changes
+            if key not in {"model.name", *local, *FREE} and not key.startswith("task.")
+        ],
     )
 
     # Runs are made seed by seed, so that groups share seeds even if the experiment is stopped.

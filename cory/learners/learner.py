@@ -138,7 +138,7 @@ class Learner(ABC):
         """
 
     def row_weights(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """Returns each row's weight in the loss, (rows,): rollouts get equal total weight, however many their rows."""
+        """Returns each row's weight in the loss, (rows,). Each rollout has the same total weight."""
         return to_device(_role_weights(rollouts), self.device)
 
     def update(

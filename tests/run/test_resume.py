@@ -18,7 +18,7 @@ from run_files import AGENTS, content, same, summary_of
 from cory import Callback
 from cory.config import AgentConfig, CheckpointConfig, CoryConfig, GuardsConfig, LoraConfig
 from cory.errors import NotFinite, UserError
-from cory.run.checkpoint import _new_run, save
+from cory.run.checkpoint import save
 from cory.run.folder import read_rows
 from cory.run.signals import Interrupted
 from cory.settings import parse_yaml
@@ -331,7 +331,8 @@ def test_the_error_for_a_changed_reward_proposes_a_new_run_from_all_agents(one, 
 
 def test_a_proposed_new_run_keeps_each_agents_own_settings(one, four):
     agents = [AgentConfig(learning_rate=2e-4), AgentConfig(trained=False)]
-    flags = shlex.split(_new_run(four, replace(one, agents=agents)))
+    message = refused_resume(replace(one, agents=agents), four)
+    flags = shlex.split(message.partition("A new run")[2])
     proposed = parse_yaml(flags[flags.index("--agents") + 1])
     assert proposed == [
         {"model": {"name": f"{four}/agent_1"}, "learning_rate": 2e-4},
