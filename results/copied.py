@@ -5,16 +5,18 @@ also occur in the answer read.
 
 Each folder of the evaluation belongs to a run, GROUP-seedN. Rows already in --out are kept, because they could not
 be computed again: the repository does not keep the responses. The answers to each run's first five queries, with the
-answers that they read, go to texts.jsonl beside --out.
+answers that they read, go to texts.jsonl beside --out. The command prints a table with the mean share of each group.
 """
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 
 from cory.command import Arguments, main
 from cory.run.folder import read_rows, write_text
+from study.cells import Rows, markdown_table
 
 N = 4  # words per gram
 EXAMPLES = 5  # number of queries whose answers are kept
@@ -70,6 +72,24 @@ def of_run(folder: Path) -> tuple[list[dict[str, str]], list[dict[str, object]]]
     return rows, examples
 
 
+def by_group(rows: Sequence[Mapping[str, str]]) -> Rows:
+    """Returns a row per group and way of answering: the mean share over runs, the smallest and the largest."""
+    shares: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        group = row["run"].rpartition("-seed")[0]
+        shares.setdefault((group, row["answers"]), []).append(float(row["copied_four_grams"]))
+    return [
+        {
+            "group": group,
+            "answers": answers,
+            "n": str(len(values)),
+            "copied four-grams": f"{fmean(values):.2f}",
+            "smallest, largest run": f"{min(values):.2f}, {max(values):.2f}",
+        }
+        for (group, answers), values in sorted(shares.items())
+    ]
+
+
 def command_line(argv: Sequence[str] | None = None) -> None:
     """Runs `python -m results.copied`; see the module's docstring."""
     parser = Arguments(__doc__)
@@ -89,6 +109,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     lines = [",".join(COLUMNS), *(",".join(row[name] for name in COLUMNS) for row in rows)]
     write_text(out, "\n".join(lines) + "\n")
     write_text(texts, "".join(json.dumps(example) + "\n" for example in examples))
+    print(markdown_table(by_group(rows)))
 
 
 if __name__ == "__main__":

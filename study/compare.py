@@ -11,6 +11,7 @@ and the figures as PDF. Definitions: docs/metrics.md, "Comparison".
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,9 @@ def _held_out(study: Study, out: Path) -> list[str]:
 def _training(study: Study, out: Path, role: str | None) -> list[str]:
     parts = _section(out, "end_of_training", "End of training", TRAINING, comparison.ends(study))
     if len(study.metrics):
-        shown = study.of_role(role) if role else study
+        # The KL of a frozen agent is recorded as 0, because no update measures it.
+        learning = replace(study, metrics=study.without_frozen(study.metrics))
+        shown = learning.of_role(role) if role else learning
         parts.append(_figure(out, "curves", plots.plot_curves, shown))
         parts.append(CURVES.format(f"of the {role}" if role else "by agent") + "\n")
         path_role = role or study.first_role

@@ -12,10 +12,11 @@ from study.frame import METRICS, RUN, Study, natural
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:
-    """Returns each agent's label: the group's name, together with the agent's name if the group has several agents."""
+    """Returns each learning agent's label: its group's name, with the agent's name if several agents learn."""
+    final = study.without_frozen(study.final)
     result = {}
     for name in study.groups:
-        agents = natural(study.final.loc[study.final["group"] == name, "agent"].unique())
+        agents = natural(final.loc[final["group"] == name, "agent"].unique())
         method, _, setting = name.partition(", ")
         for agent in agents:
             result[name, agent] = ", ".join([f"{method} {agent}", *([setting] if setting else [])])
@@ -48,7 +49,7 @@ def ends(study: Study) -> Rows:
 
 
 def ends_by_agent(study: Study) -> Rows:
-    """Returns a row per agent: the metrics at the end of training."""
+    """Returns a row per learning agent: the metrics at the end of training."""
     rows = []
     for (name, agent), label in labels(study).items():
         values = study.final[(study.final["group"] == name) & (study.final["agent"] == agent)]

@@ -20,6 +20,7 @@ from study.cells import (
 from study.frame import BASE, TEAM, Study, natural
 
 CALLS = {1: "one call", 2: "two calls"}
+BETTER_OF_TWO = ", better of two"  # may follow a way of answering (`Answering`)
 NOTE = (
     "Every model answers the same held-out queries. *One call*: an agent answers the query by itself (mean over a "
     "run's agents, without frozen ones). *Two calls*: an agent answers after reading the other agent's answer, or its "
@@ -34,7 +35,10 @@ def judged_by(study: Study) -> str:
 
 
 class Answering(NamedTuple):
-    """A group and its way of answering, such as `agent_2 after agent_1` or, averaged over orders, `two calls`."""
+    """A group and its way of answering, such as `agent_2 after agent_1` or, averaged over orders, `two calls`.
+
+    `agent_1, better of two` is the response with the larger task reward out of two. It has only a task reward.
+    """
 
     group: str
     answers: str
@@ -175,8 +179,13 @@ def _by_seed(study: Study, answering: Answering, metric: str) -> "pd.Series[floa
     for calls, title in CALLS.items():
         if answering.answers == title:
             return held_out_by_seed(study, metric, calls)[answering.group].dropna()
+    answers = answering.answers.removesuffix(BETTER_OF_TWO)
     rows = study.held_out
-    rows = rows[(rows["group"] == answering.group) & (rows["answers"] == answering.answers)]
+    rows = rows[(rows["group"] == answering.group) & (rows["answers"] == answers)]
+    if answers != answering.answers:
+        if metric != "task_reward":
+            raise LookupError(f"{answering.answers!r} has only task_reward, got {metric}")
+        metric = "best_of_2"
     values = rows.set_index("seed")[metric].dropna()
     if not len(values):
         raise LookupError(f"no row of {answering.group!r}, {answering.answers!r}, with {metric}")

@@ -32,7 +32,7 @@ from study.intervals import geometric, nondominated, over_seeds
 
 MOST_CURVES = 8  # per panel
 FEWEST_IN_A_BAND = 3  # runs; the interval of two runs is so wide that it hides everything else
-# Styles in small multiples: groups with one agent, groups with several, and reference groups.
+# Styles in small multiples: groups in which one agent learns, groups in which several do, and reference groups.
 SINGLE = {"ls": "--", "marker": "D"}
 SEVERAL = {"ls": "-", "marker": "o"}
 GREY = {"color": "0.7", "zorder": 1}
@@ -40,8 +40,8 @@ EQUAL_GROUPS = "frac_reward_zero_std"
 
 
 def palette(study: Study) -> dict[str, Any]:
-    """Assigns colours to groups. The first with one agent has PPO's colour, the first with several has CORY's."""
-    agents = study.final.groupby("group")["agent"].nunique()
+    """Assigns colours to groups. The first with one learning agent has PPO's, the first with several has CORY's."""
+    agents = study.without_frozen(study.final).groupby("group")["agent"].nunique()
     by_group = {name: int(agents.get(name, 0)) for name in study.groups}
     return colours_by_agents(by_group) | {BASE: UNTRAINED}
 
@@ -207,8 +207,8 @@ def plot_paths(study: Study, path: Path, role: str) -> None:
 def panels(study: Study, names: Sequence[str]) -> list[list[str]]:
     """Arranges groups in small multiples; the first panel has the reference groups.
 
-    There are two references: the first group with one agent, and the first with several. The baseline is always one of
-    them. Each further panel has the groups of one setting, such as `PPO, restart` and `CORY, restart`.
+    There are two references: the first group with one learning agent, and the first with several. The baseline is
+    always one of them. Each further panel has the groups of one setting, such as `PPO, restart` and `CORY, restart`.
     """
     baselines = set(study.runs.loc[study.runs["baseline"], "group"])
     references: dict[str, str] = {}
@@ -234,8 +234,9 @@ def _path(axis: Axes, means: pd.DataFrame, label: str, style: Mapping[str, Any])
 
 
 def _style(study: Study, name: str) -> dict[str, Any]:
-    """Returns a group's style in small multiples, by whether it has one agent or several."""
-    rows = study.metrics[study.metrics["group"] == name]
+    """Returns a group's style in small multiples, by whether one agent learns or several."""
+    final = study.without_frozen(study.final)
+    rows = final[final["group"] == name]
     return SINGLE if rows["agent"].nunique() == 1 else SEVERAL
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from results.copied import command_line, share_copied
+from results.copied import by_group, command_line, share_copied
 
 
 def test_the_share_of_four_grams_that_were_copied():
@@ -13,6 +13,18 @@ def test_the_share_of_four_grams_that_were_copied():
     assert share_copied("one two three four five", "zero one two three four") == 0.5
     assert share_copied("four three two one", "one two three four") == 0
     assert share_copied("one two three", "one two three") is None
+
+
+def test_a_group_has_the_mean_of_its_runs():
+    chain = {"answers": "agent_2 after agent_1"}
+    rows = [
+        {"run": "CORY-seed0", "copied_four_grams": "0.25"} | chain,
+        {"run": "PPO-seed0", "copied_four_grams": "0.1"} | chain,
+        {"run": "CORY-seed1", "copied_four_grams": "0.75"} | chain,
+    ]
+    cory, ppo = by_group(rows)
+    assert (cory["group"], cory["n"], ppo["group"], ppo["n"]) == ("CORY", "2", "PPO", "1")
+    assert cory["copied four-grams"] == "0.50" and cory["smallest, largest run"] == "0.25, 0.75"
 
 
 def test_each_chain_has_a_row_which_is_kept_when_its_responses_are_deleted(tmp_path):

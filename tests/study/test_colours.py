@@ -1,11 +1,12 @@
 """A group of runs has one colour in all figures of a page. PPO and CORY have the same colours on every page."""
 
 import pytest
-from handmade import compared
+from handmade import compared, make_study
 from written import write_run
 
 from cory.run import plots as run_plots
 from study import plots
+from study.compare import write_page
 
 PPO, CORY = "#c1440e", "#1f6fb4"
 
@@ -39,6 +40,19 @@ def test_a_group_has_the_same_colour_in_curves_and_paths_whatever_its_name(tmp_p
     assert in_curves == in_paths
     assert in_curves["a_pair"] == {CORY} and in_curves["b_single"] == {PPO}
     assert len(set.union(*in_curves.values())) == 4
+
+
+def test_the_curves_of_a_page_leave_out_frozen_agents(tmp_path, drawn):
+    """The frozen pioneer's KL is not measured: it is recorded as 0."""
+    values = {"pioneer": (0.5, 0.0, 1.0), "observer": (2.0, 1.0, 1.0)}
+    study = make_study(
+        {"PPO": lambda *_: (1.0, 1.0, 1.0), "reader": lambda seed, k, role: values[role]},
+        roles=("pioneer", "observer"),
+        iterations=3,
+    )
+    write_page(study, tmp_path, "Frozen")
+    (reader,) = [line for line in drawn[0].axes[1].get_lines() if "reader" in line.get_label()]
+    assert set(reader.get_ydata()) == {1.0} and reader.get_color() not in (PPO, CORY)
 
 
 def test_many_groups_never_repeat_the_colours_of_ppo_and_cory():

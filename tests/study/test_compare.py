@@ -167,6 +167,7 @@ def test_a_groups_mean_leaves_out_its_frozen_agents():
         roles=("pioneer", "observer"),
     )
     assert study.by_seed("task_reward")["reader"].tolist() == [2.0] * 5
+    assert [row["agent"] for row in ends_by_agent(study)] == ["PPO", "reader"]
     rows = [
         ("reader", seed, agent, 1, reward, 0.0, 0.0)
         for seed in range(5)

@@ -89,6 +89,24 @@ def test_a_chain_is_compared_with_its_rivals(repository):
     assert rows[2][6].startswith(f"{(last_call - ppo).mean():+.2f} (")
 
 
+def test_a_chain_is_compared_with_the_better_of_two_answers(repository):
+    page = repository / "README.md"
+    chain = "CORY, causal: agent_2 after agent_1"
+    described = f'rivals credit chain="{chain}" rivals="PPO: agent_1, better of two"'
+    page.write_text(f"<!-- table: {described} metric=task_reward -->\n<!-- end -->\n")
+    tables.command_line([])
+    (row,) = [line.split(" | ") for line in page.read_text().splitlines() if "| PPO |" in line]
+    held_out = read_study(ROOT / "results/imdb_rivals").held_out.set_index(["group", "answers"])
+    ppo = held_out.loc[("PPO", "agent_1")].set_index("seed")
+    last = held_out.loc[("CORY, causal", "agent_2 after agent_1")].set_index("seed")["task_reward"]
+    better = ppo["best_of_2"]
+    assert better.mean() > ppo["task_reward"].mean()
+    assert row[:2] == ["| PPO", "agent_1, better of two"] and row[3].startswith(
+        f"{better.mean():.2f} "
+    )
+    assert row[4].startswith(f"{(last - better).mean():+.2f} (")
+
+
 def test_tables_of_several_folders_are_joined_under_one_heading(repository):
     (repository / "results/later").symlink_to(ROOT / "results/imdb_noise_full_kl")
     page = repository / "README.md"
@@ -113,6 +131,10 @@ def test_tables_of_several_folders_are_joined_under_one_heading(repository):
         ("collapses credit groups='PPO|owned'", "owned"),
         ("held_out_by_agent credit metrics=kl answers='agent_1 afer itself'", "afer"),
         ("rivals credit chain='PPO: agent_1' rivals='CORY, causal: agent_3'", "agent_3"),
+        (
+            "rivals credit chain='PPO: agent_1' rivals='PPO: agent_1, better of two' metric=kl",
+            "only task_reward, got kl",
+        ),
     ],
 )
 def test_an_error_in_a_tables_description_names_the_page(repository, description, message):
