@@ -1,4 +1,4 @@
-"""CoryTrainer: Algorithm 1 for a list of agents. One agent is plain PPO; two are the paper's pioneer and observer."""
+"""CoryTrainer: Algorithm 1 for a list of agents. One is the baseline; two are the paper's pioneer and observer."""
 
 import time
 from collections.abc import Sequence

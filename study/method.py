@@ -32,7 +32,7 @@ def against_one_agent(
     """Returns one row that compares our group with PPO: combined reward, KL at equal task reward, and held-out reward.
 
     The combined reward and the KL ratio, both averaged over roles, are the primary comparisons. A ✓ marks those that
-    survive Holm's correction over the two. If fewer seeds reach the level, the ratio names their number.
+    survive Holm's correction over the two. If fewer seeds reach the level or were evaluated, a cell names their number.
 
     Args:
         study: the runs.
@@ -67,8 +67,8 @@ def against_one_agent(
             "as pioneer": worded(as_pioneer, "+.2f", 0.0),
             "level": "none" if level is None else f"{level:g}",
             "KL there, ratio": ratio_cell,
-            "two calls - PPO once, both KLs": _held_out(study, name, rival, REWARD),
-            "the same, last answer's KL": _held_out(study, name, rival, OWN_KL_REWARD),
+            "two calls - PPO once, both KLs": _held_out(study, name, rival, REWARD, reward.n),
+            "the same, last answer's KL": _held_out(study, name, rival, OWN_KL_REWARD, reward.n),
         }
     ]
 
@@ -84,11 +84,15 @@ def _in_first_role(study: Study) -> pd.DataFrame:
     return rows.groupby(["seed", "group"])[REWARD].mean().unstack("group")
 
 
-def _held_out(study: Study, ours: str, rival: str, metric: str) -> str:
-    """Formats our held-out reward in two calls minus the rival's in one call; empty without an evaluation."""
+def _held_out(study: Study, ours: str, rival: str, metric: str, trained: int) -> str:
+    """Formats our held-out reward in two calls minus the rival's in one call; empty without an evaluation.
+
+    If fewer seeds were evaluated than trained, the cell names their number.
+    """
     if study.held_out.empty or "chain_kl" not in study.held_out:
         return ""
     with_both = replace(study, held_out=with_own_kl_reward(study.held_out))
     chain = held_out_by_seed(with_both, metric, 2)[ours].dropna()
     once = held_out_by_seed(with_both, metric, 1)[rival].dropna()
-    return worded(difference(chain, once), "+.2f", 0.0)
+    held_out = difference(chain, once)
+    return worded(held_out, "+.2f", 0.0) + (f", n = {held_out.n}" if held_out.n < trained else "")

@@ -12,8 +12,9 @@ trained from.
 * untrained, `base of B after base of A`: two agents of a run before training, if their bases differ. If they
   have the same base, this chain is `base after itself`.
 
-KL is measured to the base under the same prompt: the query for solo rows, the observer's prompt for all other rows.
-Each model is loaded with its run's settings (chat template, quantization) and reads its run's prompts.
+Each response's KL is measured to the base under the prompt that it answers: `kl` is the last response's, `chain_kl` the
+sum over the chain. Each model is loaded with its run's settings (chat template, quantization) and reads its run's
+prompts.
 """
 
 import itertools

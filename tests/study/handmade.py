@@ -3,7 +3,7 @@
 import pandas as pd
 
 from study.compare import read_runs
-from study.frame import LIMIT, SHORTEST, assemble
+from study.frame import HELD_OUT, LIMIT, SHORTEST, assemble, with_combined_reward
 
 
 def compared(tmp_path):
@@ -36,3 +36,13 @@ def make_study(groups, roles=("pioneer",), seeds=5, iterations=40):
                     row |= zip(("task_reward", "kl", "distinct_2"), numbers, strict=True)
                     metrics.append(row)
     return assemble(pd.DataFrame(runs), pd.DataFrame(metrics))
+
+
+def held(study, rows):
+    """Adds hand-made held-out rows to a study."""
+    columns = ["group", "seed", "answers", "calls", "task_reward", "kl", "chain_kl"]
+    frame = pd.DataFrame(rows, columns=columns).assign(combined_reward=0.0)
+    frame["agent"] = frame["answers"].str.partition(" after ")[0]
+    study.held_out = frame.astype({"seed": "Int64"})
+    assert set(HELD_OUT) < set(frame)
+    return with_combined_reward(study)

@@ -4,14 +4,14 @@ import json
 
 import pandas as pd
 import pytest
-from handmade import compared, make_study
+from handmade import compared, held, make_study
 from written import write_lines
 from written import write_run as make_run
 
 from cory.errors import UserError
 from study.compare import command_line, verdicts
 from study.comparison import ends, ends_by_agent
-from study.frame import HELD_OUT, read_study, with_combined_reward, write_study
+from study.frame import read_study, with_combined_reward, write_study
 from study.held_out import Answering, against_rivals, held_out
 
 
@@ -91,16 +91,6 @@ def test_a_runs_seconds_are_summed_over_all_lines_of_timings(tmp_path):
     lines = [{"seconds_total": 2.0}, {"seconds_total": 2.0, "seconds_evaluate": 1.0}]
     write_lines(folder / "timings.jsonl", lines)
     assert compared(tmp_path).runs["seconds"].item() == 5.0
-
-
-def held(study, rows):
-    """Adds hand-made held-out rows to a study."""
-    columns = ["group", "seed", "answers", "calls", "task_reward", "kl", "chain_kl"]
-    frame = pd.DataFrame(rows, columns=columns).assign(combined_reward=0.0)
-    frame["agent"] = frame["answers"].str.partition(" after ")[0]
-    study.held_out = frame.astype({"seed": "Int64"})
-    assert set(HELD_OUT) < set(frame)
-    return with_combined_reward(study)
 
 
 def test_held_out_methods_are_compared_at_equal_calls():

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from handmade import make_study
+from handmade import held, make_study
 
 from study.equal_reward import at_all_readings, primary
 from study.frame import LIMIT, SHORTEST
@@ -215,6 +215,17 @@ def test_cory_is_compared_with_one_agent_in_one_row():
     assert row["two calls - PPO once, both KLs"] == ""
     with pytest.raises(LookupError):
         against_one_agent(study, ["missing"], "PPO", [0.5])
+
+
+def test_a_cell_names_the_number_of_evaluated_seeds_if_it_is_smaller():
+    study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)))
+    rows = [("PPO", seed, "agent_1", 1, 1.0, 0.0, 0.0) for seed in range(5)]
+    rows += [("CORY", seed, "agent_2 after agent_1", 2, 4.0, 1.0, 2.0) for seed in range(5)]
+    column = "two calls - PPO once, both KLs"
+    (row,) = against_one_agent(held(study, rows), ["CORY"], "PPO", [0.5])
+    assert row["n"] == "5" and row[column] == "+2.40 (+2.40 to +2.40) higher"  # 3 - 0.3 * 2
+    (row,) = against_one_agent(held(study, rows[:-1]), ["CORY"], "PPO", [0.5])
+    assert row["n"] == "5" and row[column] == "+2.40 (+2.40 to +2.40), n = 4"
 
 
 def test_only_primary_comparisons_are_corrected_and_ticked():
