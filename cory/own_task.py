@@ -140,7 +140,7 @@ def make_task(config: OwnConfig, rows: "Dataset | None" = None) -> "Task":
         rows = training_rows(config)
     observer_prompt = settings.observer_prompt
     if observer_prompt is None:
-        is_chat = are_turns(rows["prompt"], config.model.chat_template)
+        is_chat = are_turns(rows["prompt"], config.of_agent(0).model.chat_template)
         observer_prompt = CHAT_OBSERVER if is_chat else OBSERVER
     prompts = RolePrompts(settings.pioneer_prompt, observer_prompt)
     return Task(rows, rewards, prompts, metrics, team_reward, extract, OWN.name, row_per_branch)

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import pandas as pd
 
 from cory.metrics import TITLES
-from cory.run import tables
+from cory.run.tables import markdown
 from study.intervals import difference, over_seeds
 
 Rows: TypeAlias = list[dict[str, str]]  # a table's rows; each maps column titles to cells
@@ -74,4 +74,9 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
         return "None.\n"
     if any(list(row) != list(rows[0]) for row in rows):
         raise ValueError(f"expected rows of one table to have the same columns, got {rows}")
-    return f"{tables.markdown_table(list(rows[0]), [list(row.values()) for row in rows])}\n"
+    lines = [
+        f"| {' | '.join(markdown(cell) for cell in cells)} |"
+        for cells in (list(rows[0]), *(row.values() for row in rows))
+    ]
+    rule = "|" + "---|" * len(rows[0])
+    return "\n".join([lines[0], rule, *lines[1:], ""])

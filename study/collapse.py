@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from cory.metrics import collapsed
 from study.cells import Rows
 from study.equal_reward import of_group, worded
 from study.frame import KL_GUARD, LAST, RUN, Study
@@ -23,8 +24,6 @@ def collapse_times(study: Study) -> pd.DataFrame:
     An agent collapses when its means over 10 iterations meet the rule of `cory.metrics.collapsed`. In a run that the KL
     guard ended, the last iteration alone suffices: an agent collapses if its KL exceeds the bound.
     """
-    from cory.metrics import collapsed  # imported late, as it imports torch
-
     stopped_by = dict(zip(study.names, study.runs["stopped_by"], strict=True))
     times = {}
     for run, run_metrics in _with_share(study).groupby(RUN, sort=False):

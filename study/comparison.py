@@ -5,10 +5,11 @@ Definitions: docs/metrics.md, "Comparison". `study/compare.py` writes the page.
 
 import pandas as pd
 
+from cory.run.tables import natural
 from study.cells import Rows, column_title, difference_cell, mean_cell
 from study.collapse import collapse_times
 from study.equal_reward import of_group
-from study.frame import METRICS, RUN, Study, natural
+from study.frame import METRICS, RUN, Study
 
 
 def labels(study: Study) -> dict[tuple[str, str], str]:

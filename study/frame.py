@@ -14,7 +14,7 @@ runs' folders are no longer needed.
 
 import gzip
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -413,11 +413,6 @@ def join(studies: Sequence[Study]) -> Study:
             pd.concat([frame for frame in rows if len(frame)] or rows[:1], ignore_index=True)
         )
     return with_combined_reward(Study(*frames))
-
-
-def natural(names: Iterable[str]) -> list[str]:
-    """Sorts agents' names: `agent_2` before `agent_10`."""
-    return sorted(names, key=lambda name: (len(name), name))
 
 
 def metric_columns(held_out: pd.DataFrame) -> list[str]:

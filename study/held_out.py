@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from cory.run.tables import natural
 from study.cells import (
     OWN_KL_REWARD,
     Rows,
@@ -17,7 +18,7 @@ from study.cells import (
     difference_text,
     mean_cell,
 )
-from study.frame import BASE, TEAM, Study, natural
+from study.frame import BASE, TEAM, Study
 
 CALLS = {1: "one call", 2: "two calls"}
 BETTER_OF_TWO = ", better of two"  # may follow a way of answering (`Answering`)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from cory.command import flag_values, load
-from cory.config import Config
 from cory.errors import UserError, one_of
 from cory.evaluation.command import parse_settings
 from cory.own_task import OWN
@@ -134,15 +133,19 @@ def _check_groups_differ(planned: Sequence[Planned]) -> None:
 
 
 def _check_order(planned: Sequence[Planned]) -> None:
-    """Raises a UserError if a run starts from a run that is not planned before it."""
-    earlier: set[Path] = set()
+    """Raises a UserError if a run starts from a run that is not an earlier group's with the same seed.
+
+    All runs of a seed are made before those of the next seed, so a run of another seed may come too late.
+    """
+    earlier: set[tuple[int, Path]] = set()
     for item in planned:
         for folder in item.starts_from:
-            if not earlier & set(folder.parents):
+            if not any((item.seed, parent) in earlier for parent in folder.parents):
                 raise UserError(
-                    f"runs.{item.label}: expected a folder of an earlier group's run, got {str(folder)!r}"
+                    f"runs.{item.label}: expected a folder of an earlier group's run with seed {item.seed}, "
+                    f"got {str(folder)!r}"
                 )
-        earlier.add(item.folder)
+        earlier.add((item.seed, item.folder))
 
 
 def first_of_groups(planned: Sequence[Planned]) -> list[Planned]:
@@ -218,7 +221,7 @@ def _plan_runs(
             home = runs / scale_name / experiment.name
             folder = home / f"{_folder_name(group)}-seed{seed}"
             filled = [_filled(flag, home, seed) for flag in all_flags]
-            command = [*start(script), "--config", file, *filled, f"--seed={seed}"]
+            command = [*python_command(script), "--config", file, *filled, f"--seed={seed}"]
             command += ["--output", str(folder), "--resume", "auto"]
             yield Planned(
                 label=label,
@@ -249,7 +252,7 @@ def is_module(script: str) -> bool:
     return not script.endswith(".py")
 
 
-def start(script: str) -> list[str]:
+def python_command(script: str) -> list[str]:
     """Returns the beginning of the command that runs a script."""
     return [sys.executable, *(["-m"] if is_module(script) else []), script]
 
@@ -308,22 +311,15 @@ def _folder_name(group: str) -> str:
 @cache
 def _settings(script: str, file: str, *flags: str) -> dict[str, Any]:
     """Returns the settings that a script would get. The result is cached, so callers must not change it."""
-    return asdict(_config(script, file, *flags))
-
-
-@cache
-def _config(script: str, file: str, *flags: str) -> Config:
-    """Loads the settings that a script would get, with its task's configuration class."""
     if is_module(script):
         if script != "cory.train":
             raise UserError(
                 f"script: expected a script of the checkout, or cory.train, got {script!r}"
             )
-        return load(OWN.config, None, ["--config", file, *flags])
+        return asdict(load(OWN.config, None, ["--config", file, *flags]))
     checkout_file(script, "script")
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
     path = checkout_file(file, "config")
     kind = kind_of_script(script)
     single_agent = Path(script).stem == "ppo"
-    return load(kind.config, path, ["--config", str(path), *flags], single_agent=single_agent)
+    arguments = ["--config", str(path), *flags]
+    return asdict(load(kind.config, path, arguments, single_agent=single_agent))

@@ -24,9 +24,10 @@ from cory.evaluation.plots import (
 )
 from cory.metrics import CURVES, TITLES
 from cory.run.plots import LINES, add_legend, save
+from cory.run.tables import natural
 from study.comparison import labels, points
 from study.equal_reward import common_levels, kl_at, running_means
-from study.frame import BASE, LAST, Study, natural, passes
+from study.frame import BASE, LAST, Study, passes
 from study.held_out import CALLS, held_out_by_seed
 from study.intervals import geometric, nondominated, over_seeds
 

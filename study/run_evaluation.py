@@ -10,7 +10,7 @@ from typing import Any
 from cory.errors import UserError
 from cory.run.folder import write_text
 from study import engines
-from study.plan import ROOT, Planned, is_module, start
+from study.plan import ROOT, Planned, is_module, python_command
 
 FIRST = "first.json"  # names the run evaluated first, and the command that evaluated it
 
@@ -67,7 +67,7 @@ class RunEvaluation:
         folder = self.folder_of(item.folder)
         shutil.rmtree(folder, ignore_errors=True)
         script, *options = shlex.split(self.command)
-        command = [*start(script), *arguments, *options, "--output", str(folder)]
+        command = [*python_command(script), *arguments, *options, "--output", str(folder)]
         cwd = None if is_module(script) else ROOT
         status = engines.start(command, cwd, item.log, self.threads).wait()
         if status:

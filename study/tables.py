@@ -81,8 +81,8 @@ def primary_table(
     pairs: str,
     levels: str,
     primary: str,
+    columns: str,
     roles: str = "",
-    columns: str = "",
 ) -> Rows:
     """Compares pairs of groups: final values, and KL where the fitted task reward reaches a level.
 
@@ -96,8 +96,7 @@ def primary_table(
         _listed_pairs(primary),
         _listed(roles, "|"),
     )
-    shown = _listed(columns, "|") or list(rows[0])
-    return [{title: row[title] for title in shown} for row in rows]
+    return [{title: row[title] for title in _listed(columns, "|")} for row in rows]
 
 
 def at_level_table(
@@ -122,13 +121,13 @@ def readings_table(study: Study, compared: str, candidates: str) -> Rows:
     return at_all_readings(study, _listed_triples(compared), levels)
 
 
-def method_table(study: Study, ours: str, candidates: str, rival: str = "PPO") -> Rows:
-    """Compares the method with one agent in a single row: in training, at equal task reward, and held out.
+def method_table(study: Study, ours: str, candidates: str) -> Rows:
+    """Compares the method with one PPO agent in a single row: in training, at equal task reward, and held out.
 
     `ours` names candidates for the method's group, `GROUP|GROUP`. The first one found in the folder is used.
     """
     levels = [float(level) for level in _listed(candidates, ",")]
-    return against_one_agent(study, _listed(ours, "|"), rival, levels)
+    return against_one_agent(study, _listed(ours, "|"), "PPO", levels)
 
 
 def frontier_table(study: Study, families: str) -> Rows:
@@ -160,11 +159,6 @@ def differences_table(study: Study, metrics: str, calls: str = "1", groups: str 
     return differences(study, _listed(metrics, ","), int(calls), _listed(groups, "|"))
 
 
-def confirmed_table(study: Study, ours: str, rival: str) -> Rows:
-    """Compares the rival with our group: iterations until a reward is reached, and squared gradient norm."""
-    return confirmed(study, ours, rival)
-
-
 KINDS: dict[str, Callable[..., Rows]] = {
     "held_out": held_out_table,
     "held_out_by_agent": held_out_by_agent_table,
@@ -177,7 +171,7 @@ KINDS: dict[str, Callable[..., Rows]] = {
     "beaten": beaten_table,
     "collapses": collapses_table,
     "differences": differences_table,
-    "confirmed": confirmed_table,
+    "confirmed": confirmed,
 }
 
 

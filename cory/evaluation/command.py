@@ -32,8 +32,8 @@ from cory.run.report import NAME
 from cory.run.settings import named, read_settings
 from cory.run.signals import keep_printing
 from cory.run.tables import interval_table
-from cory.settings import as_config, blocks, changed, from_data
-from cory.task_kinds import TaskKind, kind_of_run
+from cory.settings import blocks, changed, from_data
+from cory.task_kinds import TaskKind, kind_of_run, run_config
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -339,7 +339,7 @@ def task_config(kind: TaskKind[Any], run: Path | None, settings: EvaluationConfi
         config = kind.config()
         config.model.name = settings.base or settings.models[0]
     else:
-        config = as_config(kind.config, read_settings(run), run / "config.yaml")
+        config = run_config(run)
     config.seed = settings.seed
     if "chat_template" in settings.model:  # the task's prompts and reward depend on it
         config.model.chat_template = settings.model["chat_template"]

@@ -272,7 +272,7 @@ class Learner(ABC):
         With a sharded policy, all ranks use the same number, as they must run equally many passes.
         """
         rows = self.pass_size.rows_without_gradient(batch)
-        return sharding.least(rows) if sharding.is_sharded(self.policy) else rows
+        return sharding.all_reduce_min(rows) if sharding.is_sharded(self.policy) else rows
 
     @torch.no_grad()
     def _fill(

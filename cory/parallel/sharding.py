@@ -88,7 +88,7 @@ def gathered(policy: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
-def least(value: int) -> int:
+def all_reduce_min(value: int) -> int:
     """Returns the minimum of a number over all processes."""
     return -int(distributed.all_reduce_max(-value))
 

@@ -21,6 +21,7 @@ from PIL import Image
 
 from cory.metrics import CURVES, TITLES
 from cory.run.folder import write_bytes
+from cory.run.tables import natural
 
 plt.rcParams["svg.hashsalt"] = "cory"  # makes SVG files reproducible
 
@@ -60,8 +61,7 @@ def plot_curves(
     def label(record: dict[str, Any]) -> str:
         return f"{record['agent']} as {record['role']}" if several_roles else record["agent"]
 
-    # Sorted by length first, so that agent_10 comes after agent_2.
-    labels = sorted({label(record) for record in history}, key=lambda name: (len(name), name))
+    labels = natural({label(record) for record in history})
     observing = {r["iteration"] for r in history if r["agent"] == first and r["role"] != first_role}
     observing -= {
         r["iteration"] for r in history if r["agent"] == first and r["role"] == first_role

@@ -22,6 +22,7 @@ from cory.run.settings import named, read_settings
 from cory.run.tables import (
     ended_early,
     labelled,
+    natural,
     printable,
     query_label,
     summarise,
@@ -106,25 +107,21 @@ def run_page(folder: Path, method: str) -> Page:
     if "best" in summary:
         page.facts.append(f"best agents: after iteration {summary['best']['iterations']}, in best/")
     # Counts an agent once per iteration, even if it holds several roles.
-    flagged = {
-        (row["agent"], flag, row["iteration"]) for row in rows for flag in row.get("flags", [])
-    }
+    flagged = {(row["agent"], flag, row["iteration"]) for row in rows for flag in row["flags"]}
     flags = Counter((agent, flag) for agent, flag, _ in flagged)
     for (agent, flag), count in sorted(flags.items()):
         page.notes.append(f"{agent}: flag {flag} in {counted(count, 'iteration')}")
-    if rows:
-        from cory.run import plots  # imported late, as matplotlib is slow to import
+    from cory.run import plots  # imported late, as matplotlib is slow to import
 
-        draw = partial(plots.plot_curves, rows, first_role=rows[0]["role"])
-        page.figure = plots.svg(draw)
-        page.tables.append(start_and_end(rows))
-    page.add_samples(method, folder, summary.get("samples", {}))
+    page.figure = plots.svg(partial(plots.plot_curves, rows, first_role=rows[0]["role"]))
+    page.tables.append(start_and_end(rows))
+    page.add_samples(method, folder, summary["samples"])
     return page
 
 
 def start_and_end(rows: Sequence[Record]) -> Table:
     """Returns a table of each role's and agent's means at the start and end of a run."""
-    agents = sorted({row["agent"] for row in rows}, key=lambda name: (len(name), name))
+    agents = natural({row["agent"] for row in rows})
     means = labelled(summarise(rows, agents), summarise_roles(rows))
     cells = []
     for name, metrics in means.items():

@@ -7,7 +7,7 @@ import re
 import shutil
 import statistics
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cory.metrics import CURVES
@@ -77,6 +77,11 @@ def labelled(agents: Summary, roles: Summary) -> Summary:
             for name, metrics in rows.items()
         }
     return rows
+
+
+def natural(names: Iterable[str]) -> list[str]:
+    """Sorts agents' names: `agent_2` before `agent_10`."""
+    return sorted(names, key=lambda name: (len(name), name))
 
 
 def ended_early(summary: Mapping[str, Any], planned: int) -> str:
@@ -231,13 +236,6 @@ def _parts(
         parts[-1].append((title_lines, cells))
         free -= column_width
     return parts
-
-
-def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats a Markdown table with escaped cells, so that models' texts appear verbatim."""
-    lines = [f"| {' | '.join(markdown(cell) for cell in row)} |" for row in (titles, *rows)]
-    rule = "|" + "---|" * len(titles)
-    return "\n".join([lines[0], rule, *lines[1:]])
 
 
 def query_label(query: str, columns: Mapping[str, Any]) -> str:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
 from cory.config import Config
 from cory.errors import UserError
@@ -14,9 +16,6 @@ from cory.run.callback import Callback, Trainer
 from cory.run.folder import Run, write_text
 from cory.run.settings import flat
 from cory.run.tables import query_label
-
-if TYPE_CHECKING:
-    from accelerate.tracking import GeneralTracker
 
 COLUMNS = ("iteration", "agent", "role", "query", "completion", "task_reward")  # from samples.jsonl
 WANDB_TIMEOUT = 20  # seconds to reach wandb's server
@@ -84,8 +83,6 @@ class Trackers(Callback):
 
 def start_tracker(config: Config, run: Run) -> GeneralTracker:
     """Starts the configured tracker. A resumed run continues its earlier record in the tracker."""
-    from accelerate.tracking import LOGGER_TYPE_TO_CLASS
-
     options: dict[str, Any] = {"name": run.folder.name}
     if config.tracker == "tensorboard":
         # Drops logged steps of iterations that the resumed run repeats.

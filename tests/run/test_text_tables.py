@@ -8,13 +8,13 @@ from markdown_it import MarkdownIt
 from cory.run.tables import (
     interval_table,
     markdown,
-    markdown_table,
     one_line,
     printable,
     summarise,
     summarise_roles,
     summary_table,
 )
+from study.cells import markdown_table
 
 
 def record(iteration, agent, role, task_reward):
@@ -116,7 +116,7 @@ def test_line_breaks_are_kept_only_in_multi_line_texts():
 
 
 def test_markdown_in_a_text_does_not_act_in_a_table():
-    table = markdown_table(["a", "b"], [[HOSTILE, "end"]])
+    table = markdown_table([{"a": HOSTILE, "b": "end"}])
     html = MarkdownIt("commonmark").enable("table").render(table)
     shown = HOSTILE.replace("\n", "\\n").replace("\x1b", "\\x1b")
     shown = shown.replace("<", "&lt;").replace(">", "&gt;")

@@ -39,8 +39,10 @@ def test_commands_name_each_runs_own_start_and_recorded_settings_keep_placeholde
     assert reader.settings["agents"][0]["model"]["name"] == name
 
 
-@pytest.mark.parametrize("folder", ["GRPO-seed{seed}", "reader-seed{seed}", "PPO-seed7"])
-def test_a_run_can_only_start_from_an_earlier_group(tmp_path, folder):
+@pytest.mark.parametrize(
+    "folder", ["GRPO-seed{seed}", "reader-seed{seed}", "PPO-seed7", "PPO-seed3"]
+)
+def test_a_run_can_only_start_from_an_earlier_groups_run_with_its_seed(tmp_path, folder):
     with pytest.raises(UserError, match=r"runs\.reader: "):
         planned_in(tmp_path, TRIAL.replace("PPO-seed{seed}", folder))
 

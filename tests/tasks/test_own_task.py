@@ -9,6 +9,7 @@ import yaml
 from conftest import ROOT, read_responses, sentences
 
 from cory.build import make_agents
+from cory.config import AgentConfig
 from cory.errors import UserError
 from cory.models.text import encode
 from cory.own_task import OwnConfig, OwnTaskConfig, held_out_rows, make_task
@@ -223,6 +224,9 @@ def test_an_observer_in_a_chat_is_asked_for_a_better_answer(workdir):
     config.model.chat_template = True
     (read,) = make_task(config).prompts.render_rows(1, task.dataset[:1], [["Yes."]])
     assert read.startswith(f"{query}\n\n") and "\n\nYes.\n\n" in read
+    by_agent = settings()
+    by_agent.agents = [AgentConfig(model={"chat_template": True})] * 2
+    assert make_task(by_agent).prompts.render_rows(1, task.dataset[:1], [["Yes."]]) == [read]
     config.task.observer_prompt = "{prompt} Not: {response}"
     assert make_task(config).prompts.render_rows(1, task.dataset[:1], [["Yes."]]) == [
         f"{query} Not: Yes."
