@@ -5,7 +5,7 @@ Each check raises a UserError before training begins.
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cory.agent import Agent
 
 CHAT_ROLES = ("system", "user", "assistant")
-# Names that a task's metrics cannot have, since metrics.jsonl or an evaluation's table uses them.
+# Names that a task's metrics cannot have, since metrics.jsonl, an evaluation's table or its rows use them.
 RECORDED = {
     *TITLES,
     *(field.name for field in fields(UpdateStats)),
@@ -34,6 +34,9 @@ RECORDED = {
     "role",
     "flags",
     "name",
+    "group",
+    "seed",
+    "answers",
     "greedy",
     "copied",
 }
@@ -62,6 +65,14 @@ def check_functions(
             raise UserError(f"task.metrics: expected a name that no other metric has, got {name!r}")
     if inspect.iscoroutinefunction(extract):
         raise UserError("task.extract: expected a function, got an async one")
+
+
+def check_answer(answer: object) -> None:
+    """Checks that votes can be counted for an answer that `task.extract` returned."""
+    if not isinstance(answer, Hashable):
+        raise UserError(
+            f"task.extract: expected an answer such as a string or a number, or None, got {answer!r}"
+        )
 
 
 def check_rows(

@@ -176,14 +176,19 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
     ]
     names = {file: Path(file.name.removesuffix(".gz")).stem for file in files}
     whole = [file for file in files if names[file] == split]
-    parts = [
-        file for file in files if re.fullmatch(rf"{re.escape(split)}-\d+(-of-\d+)?", names[file])
-    ]
+    part = re.compile(rf"{re.escape(split)}-\d+(?:-of-(\d+))?")
+    counts = {file: match[1] for file in files if (match := part.fullmatch(names[file]))}
+    parts = [*counts]
     if len(whole) != 1 and (whole or not parts):
         raise UserError(
             f"expected a file {split}.parquet, {split}.jsonl or {split}.csv, or its parts {split}-00000, ..., "
             f"got {[file.name for file in whole or files]}"
         )
+    for count in set(counts.values()) - {None}:
+        if not whole and len(parts) != int(count):
+            raise UserError(
+                f"expected {int(count)} parts of {split}, got {[file.name for file in parts]}"
+            )
     return whole or parts
 
 

@@ -159,7 +159,8 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
         split: name of the split. None: `eval_split`.
 
     A dataset without splits is treated as one split: `eval_dataset` as the split `eval_split`, `dataset` as the
-    training split. Raises a UserError if the dataset lacks the requested split.
+    training split. Raises a UserError if the dataset lacks the requested split, or if by default it is the training
+    split.
     """
     from cory.data import has_splits
 
@@ -171,6 +172,11 @@ def held_out_rows(config: OwnConfig, split: str | None = None) -> "Dataset":
                 f"--split: expected none, got {split!r}. task.eval_dataset, {settings.eval_dataset!r}, has no splits"
             )
         return _read(config, "task.eval_dataset", settings.eval_dataset, held_out_split)
+    if split is None and settings.eval_split == settings.split:
+        raise UserError(
+            "task.eval_split: expected another split than the training split, or task.eval_dataset, got "
+            f"{settings.eval_split!r}"
+        )
     if held_out_split != settings.split and not has_splits(settings.dataset):
         raise UserError(
             f"task.eval_dataset: expected held-out prompts, got None. Training uses all of {settings.dataset!r}"

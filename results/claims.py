@@ -158,7 +158,7 @@ PAPER = [
     Part("E2: objective reward (Fig. 4)", "GSM8K", [
         Claim("PPO's task reward declines after half time", "task reward, middle - last 10 iterations",
               "peak near iteration 50 of 100", ABOVE, GSM8K, measured(PPO, decline)),
-        Claim("CORY's does not decline", "task reward, last - middle 10 iterations", "no decline", BELOW, GSM8K,
+        Claim("CORY's does not decline", "task reward, middle - last 10 iterations", "no decline", BELOW, GSM8K,
               provided(ppo_declines, "PPO's does not decline either", measured(CORY, decline))),
         Claim("CORY is steadier", "spread around the running mean, PPO / CORY", "steadier", MORE, GSM8K,
               ppo_over_ours(spread)),

@@ -16,8 +16,6 @@ class Runs(Settings):
 
     Args:
         script: The training script: imdb_train/cory.py, ..., or cory.train for a task of your own.
-        from_: Written `from` in the file: another experiment, whose file is in the same folder. If it has runs of
-            the same name, their results are copied instead of training again.
         flags: Keys changed in the configuration. In a value that is a string, `{seed}` stands for the run's seed and
             `{runs}` for the folder of the experiment's runs: `{runs}/PPO-seed{seed}/agent_1` is an agent of the
             run PPO with the same seed. The file must name PPO earlier.
@@ -26,7 +24,6 @@ class Runs(Settings):
     """
 
     script: str
-    from_: str | None = Field(default=None, alias="from")
     flags: dict[str, Any] = Field(default_factory=dict)
     at: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
@@ -96,6 +93,11 @@ def read_experiment(path: Path) -> Experiment:
     if not experiment.scales:
         raise UserError(f"{path}: scales: expected at least one, got none")
     for name, scale in experiment.scales.items():
+        for key, items in (("seeds", scale.seeds), ("values", scale.values or [])):
+            if repeated := [item for item in items if items.count(item) > 1]:
+                raise UserError(
+                    f"{path}: scales.{name}.{key}: expected each once, got {repeated[0]!r} twice"
+                )
         if (scale.values is None) != (experiment.over is None):
             raise UserError(
                 f"{path}: scales.{name}.values: expected both values and the experiment's `over`, or neither, got "
@@ -107,8 +109,4 @@ def read_experiment(path: Path) -> Experiment:
                 raise UserError(
                     f"{path}: {label}.at: expected scales from {list(experiment.scales)}, got {scale_name!r}"
                 )
-        if runs.from_ is not None and not path.with_name(f"{runs.from_}.yaml").is_file():
-            raise UserError(
-                f"{path}: {label}.from: expected an experiment in the same folder, got {runs.from_!r}"
-            )
     return experiment

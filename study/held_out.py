@@ -5,11 +5,12 @@ Definitions: docs/metrics.md, "Comparison".
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import pandas as pd
 
-from cory.run.tables import natural
+from cory.run.folder import agent_index
 from study.cells import (
     OWN_KL_REWARD,
     Rows,
@@ -31,8 +32,9 @@ NOTE = (
 
 
 def judged_by(study: Study) -> str:
-    """Returns the metric that decides: pass@1 if it was measured, otherwise the combined reward."""
-    return "pass@1" if "pass@1" in study.held_out else "combined_reward"
+    """Returns the metric that decides: pass@1 if all rows have it, otherwise the combined reward."""
+    has_passes = "pass@1" in study.held_out and study.held_out["pass@1"].notna().all()
+    return "pass@1" if has_passes else "combined_reward"
 
 
 class Answering(NamedTuple):
@@ -98,14 +100,16 @@ def held_out_by_seed(study: Study, metric: str, calls: int) -> pd.DataFrame:
 
 
 def _is_training_order(answers: str) -> bool:
-    """Whether a chain, such as `agent_2 after agent_1`, has its agents in the order of their numbers.
+    """Whether a chain, such as `agent_2 after agent_1`, has agents that followed each other in training.
 
     >>> _is_training_order("agent_2 after agent_1"), _is_training_order("agent_1 after agent_2")
     (True, False)
+    >>> _is_training_order("agent_3 after agent_1"), _is_training_order("base after itself")
+    (False, True)
     """
     first, *others = answers.split(" after ")[::-1]
     agents = others if first == "itself" else [first, *others]
-    return agents == natural(agents)
+    return all(agent_index(b) == agent_index(a) + 1 for a, b in pairwise(agents))
 
 
 def held_out_by_agent(study: Study, metrics: Sequence[str]) -> Rows:

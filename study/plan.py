@@ -38,7 +38,6 @@ class Planned:
         settings: all settings of the run.
         command: the command that trains or continues the run.
         cwd: the command's working directory. None: the current one.
-        source: another experiment from which the run's results are taken, or None.
         starts_from: the folders from which this run starts, such as an agent's. They belong to other runs of the same
             experiment.
     """
@@ -50,7 +49,6 @@ class Planned:
     settings: dict[str, Any]
     command: list[str]
     cwd: Path | None = ROOT
-    source: str | None = None
     starts_from: tuple[Path, ...] = ()
 
     @property
@@ -231,7 +229,6 @@ def _plan_runs(
                 settings=settings | {"seed": seed},
                 command=command,
                 cwd=None if is_module(script) else ROOT,
-                source=experiment.runs[label].from_,
                 starts_from=_starts_from(all_flags, home, seed),
             )
 

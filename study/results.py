@@ -5,7 +5,6 @@ needed. To make the run again, delete its row in runs.csv and its folder.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ class Results:
     """The results of an experiment at a scale.
 
     Args:
-        out: the folder of the files. Groups may take rows of another experiment from a sibling folder, whose name
-            begins with the other experiment's name.
+        out: the folder of the files.
         experiment, scale: the names of the experiment and scale.
         planned: all runs.
         over: the key that the experiment varies.
@@ -71,7 +69,6 @@ class Results:
             # Drops rows of runs whose row in runs.csv was deleted or not yet written.
             self.study = self.study.of_runs([(BASE, None), *self.study.names])
             self._check_rows(self.study)
-        self._take_rows()
 
     def has(self, item: Planned) -> bool:
         """Whether a run has a row."""
@@ -105,32 +102,6 @@ class Results:
             new = join([self.study, new])
         in_order = [(item.group, item.seed) for item in self.planned]
         self.study = new.of_runs([(BASE, None), *(run for run in in_order if run in new.names)])
-
-    def _take_rows(self) -> None:
-        """Takes rows from other experiments at this scale, for groups that name a source."""
-        others: dict[str, Study | None] = {}
-        for item in self.planned:
-            if item.source is None or self.has(item):
-                continue
-            if item.source not in others:
-                others[item.source] = self._study_of(item.source)
-            other = others[item.source]
-            run = (item.group, item.seed)
-            if other is None or run not in other.names:
-                continue
-            taken = other.of_runs([(BASE, None), run])
-            self._check(taken.runs.iloc[0], item)
-            self._add(replace(taken, runs=taken.runs.assign(**self.columns(item))))
-
-    def _study_of(self, source: str) -> Study | None:
-        """Returns another experiment's rows at this scale from its sibling folder, or None."""
-        for file in sorted(self.out.parent.glob(f"{source}*/runs.csv")):
-            study = read_study(file.parent)
-            if set(study.runs["experiment"]) == {source} and set(study.runs["scale"]) == {
-                self.scale
-            }:
-                return study
-        return None
 
     def _check_rows(self, study: Study) -> None:
         """Raises a UserError if a row in the folder is not in the plan, or has other settings."""

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from cory.agent import Agent
 from cory.chain import Chain
+from cory.checks import check_answer
 from cory.config import Config, EvaluationConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.rows import Lineup, ModelSource, Row, same_weights
@@ -268,6 +269,12 @@ class Evaluator:
             prompts = columns.pop("prompt")
             chains = list(zip(*earlier, rollout.completions, strict=True))
             team_rewards = score_chains(row.task.team, prompts, chains, columns).tolist()
+
+        if (
+            row.task.extract is not None
+        ):  # an error ends the evaluation now, not after its last answer
+            for text in rollout.completions:
+                check_answer(row.task.extract(text))
 
         rewards = scores.total.tolist()
         records = []

@@ -78,13 +78,19 @@ def table_rows(
         columns: the queries' columns, including `prompt`.
     """
     queries = row_keys(columns)
+    are_zero_or_one = all(
+        reward in (0, 1)
+        for model_records in records.values()
+        for record in model_records
+        for reward in record["rewards"]
+    )
     rows = []
     for name, model_records in records.items():
         chain = chain_of(records, model_records)
         row: dict[str, Any] = {"name": name, "calls": len(chain)}
         values = {
             **_values_by_query(chain, task, settings, kl_coef),
-            **_vote_values(model_records, task, settings),
+            **(_solved_values(model_records, task, settings) if are_zero_or_one else {}),
             **_task_values(model_records, columns, task),
         }
         for metric, by_query in values.items():
@@ -174,14 +180,6 @@ def _values_by_query(
         ]
     if settings.samples > 1:
         values["best_of_2"] = [best_of_2(record["rewards"]) for record in last_call]
-    if all(reward in (0, 1) for record in last_call for reward in record["rewards"]):
-        for k in settings.ks:
-            values[f"pass@{k}"] = [
-                pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k)
-                for record in last_call
-            ]
-    if settings.greedy:
-        values["greedy"] = [record["greedy_reward"] for record in last_call]
     if len(chain) > 1:
         values["copied"] = [
             mean(
@@ -210,21 +208,30 @@ def best_of_2(rewards: Sequence[float]) -> float:
     return sum(rank * reward for rank, reward in enumerate(ranked)) / math.comb(len(ranked), 2)
 
 
-def _vote_values(
+def _solved_values(
     records: Records, task: Task, settings: EvaluationConfig
 ) -> dict[str, list[float]]:
-    """Returns `maj@k` for each k above 1: each query's mean reward if k responses vote on the answer."""
-    ks = [k for k in settings.ks if k > 1]
-    if not ks or task.extract is None:
-        return {}
-    answers = [[task.extract(text) for text in record["completions"]] for record in records]
-    return {
-        f"maj@{k}": [
-            majority_at_k(query_answers, record["rewards"], k)
-            for query_answers, record in zip(answers, records, strict=True)
+    """Returns pass@k, the greedy response's reward, and maj@k for each k above 1: one value per query.
+
+    maj@k is the mean reward if k responses vote on the answer.
+    """
+    values = {
+        f"pass@{k}": [
+            pass_at_k(len(record["rewards"]), record["rewards"].count(1.0), k) for record in records
         ]
-        for k in ks
+        for k in settings.ks
     }
+    if settings.greedy:
+        values["greedy"] = [record["greedy_reward"] for record in records]
+    ks = [k for k in settings.ks if k > 1]
+    if ks and task.extract is not None:
+        answers = [[task.extract(text) for text in record["completions"]] for record in records]
+        for k in ks:
+            values[f"maj@{k}"] = [
+                majority_at_k(query_answers, record["rewards"], k)
+                for query_answers, record in zip(answers, records, strict=True)
+            ]
+    return values
 
 
 def majority(answers: Sequence[Hashable | None]) -> int:

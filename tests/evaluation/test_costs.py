@@ -125,6 +125,19 @@ def test_pass_at_k_is_only_reported_for_rewards_0_and_1():
         assert ("pass@1" in shown, "task_reward" in shown) == (bool(expected), not expected)
 
 
+def test_pass_at_k_is_omitted_from_all_rows_if_one_has_another_reward():
+    settings = EvaluationConfig(samples=2, ks=[1, 2], greedy=True)
+    solved = [record([0.0, 1.0], [0.0, 0.0], greedy_reward=1.0)] * 2
+    graded = [record([0.0, 0.5], [0.0, 0.0], greedy_reward=0.5)] * 2
+    (row,) = table_rows({"base": solved}, QUERIES, task(extract=extract), settings, ETA)
+    solved_metrics = {"pass@1", "pass@2", "maj@2", "greedy"}
+    assert solved_metrics < set(row)
+    rows = table_rows({"base": solved, "a": graded}, QUERIES, task(extract=extract), settings, ETA)
+    for row in rows:
+        assert not solved_metrics & set(row) and "task_reward" in row
+    assert "task_reward" in titles(task(), settings, rows)
+
+
 def test_majority_votes_are_taken_in_groups_of_k():
     """Five responses make two groups of 2, (x, y) and (y, y); the fifth is left out."""
     rewards = [3.0, 0.0, 1.0, 9.0, 100.0]

@@ -314,6 +314,14 @@ def test_the_share_of_responses_that_copy_their_input_is_reported(held_out):
     assert "copied" not in one and two["copied"] == 0.5
 
 
+def test_an_answer_that_cannot_be_counted_ends_an_evaluation_at_its_first_responses(
+    policy_folder, held_out, tmp_path
+):
+    task = replace(held_out, extract=lambda text: [text])
+    with pytest.raises(UserError, match=r"^task\.extract: "):
+        evaluate([policy_folder], task, settings(tmp_path))
+
+
 def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
     """Two of four held-out queries were trained on.
 

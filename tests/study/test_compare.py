@@ -12,7 +12,7 @@ from cory.errors import UserError
 from study.compare import command_line, verdicts
 from study.comparison import ends, ends_by_agent
 from study.frame import read_study, with_combined_reward, write_study
-from study.held_out import Answering, against_rivals, held_out
+from study.held_out import Answering, against_rivals, held_out, judged_by
 
 
 def test_groups_final_values_and_differences(tmp_path):
@@ -165,6 +165,15 @@ def test_a_groups_mean_leaves_out_its_frozen_agents():
     ]
     study = held(study, [("PPO", seed, "agent_1", 1, 1.0, 0.0, 0.0) for seed in range(5)] + rows)
     assert held_out(study)[1]["one call"].startswith("4.00")
+
+
+def test_pass_at_1_decides_only_if_all_rows_have_it():
+    study = make_study(dict.fromkeys(["PPO", "CORY"], lambda *_: (1.0, 1.0, 1.0)), seeds=1)
+    rows = [(group, 0, "agent_1", 1, 1.0, 0.0, 0.0) for group in ("PPO", "CORY")]
+    study = held(study, rows)
+    for passes, metric in (([0.5, 1.0], "pass@1"), ([0.5, None], "combined_reward")):
+        study.held_out["pass@1"] = pd.Series(passes, dtype=float)
+        assert judged_by(study) == metric
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,8 @@ def test_values_of_a_key_for_several_agents_do_not_multiply_ppos_runs(tmp_path):
     [
         ("seeds: [0, 1]", "seeds: two", r"scales\.tiny\.seeds: "),
         ("seeds: [0, 1]", "sedes: [0, 1]", r"scales\.tiny\.sedes: "),
+        ("seeds: [0, 1]", "seeds: [0, 1, 0]", r"scales\.tiny\.seeds: .*0 twice"),
+        ("[1.0e-4, 1.0e-3]", "[1.0e-4, 1.0e-4]", r"scales\.tiny\.values: .*0.0001 twice"),
         ("flags: {cory", "flag: {cory", r"runs\.CORY\.flag: "),
         ("title:", "# title:", "title: "),
         ("over: ppo.learning_rate", "over: ppo.learning_rat", r"ppo\.learning_rat: "),
@@ -76,7 +78,6 @@ def test_values_of_a_key_for_several_agents_do_not_multiply_ppos_runs(tmp_path):
         ("values:", "evaluate: imdb_train/eval.py, values:", "evaluate: script: "),
         ("values:", "evaluate: imdb_train/evaluate.py --quries 8, values:", "evaluate: quries: "),
         ("flags: {cory", "at: {tyni: {seed: 1}}, flags: {cory", r"CORY\.at: "),
-        ("flags: {cory", "from: trail, flags: {cory", r"CORY\.from: .*trail"),
         ("over:", "baseline: APO\nover:", "baseline: "),
     ],
 )  # fmt: skip
@@ -210,20 +211,6 @@ def test_rows_of_other_settings_or_of_another_experiment_are_refused(tmp_path, j
     with pytest.raises(UserError, match="--out: "):
         trial(tmp_path)
     assert len(judged) == 4
-
-
-def test_a_group_takes_the_rows_of_another_experiment(tmp_path, judged):
-    trial(tmp_path, out="trial")
-    text = (tmp_path / "trial.yaml").read_text()
-    more = "  PPO, clipped: {script: imdb_train/ppo.py, flags: {guards.kl_bound: 40}}\nscales:"
-    text = text.replace("ppo.py}", "ppo.py, from: trial}").replace("scales:", more)
-    (tmp_path / "second.yaml").write_text(text)
-    argv = [str(tmp_path / "second.yaml"), "--runs", str(tmp_path / "runs")]
-    experiment.command_line([*argv, "--out", str(tmp_path / "results/second")])
-    assert {item.label for item in judged[4:]} == {"PPO, clipped"} and len(judged) == 8
-    rows = rows_of(tmp_path, "second")
-    assert [row["experiment"] for row in rows] == ["second"] * 8
-    assert [row["label"] if "label" in row else row["family"] for row in rows[:4]] == ["PPO"] * 4
 
 
 def test_a_failed_evaluation_is_a_failed_run_and_keeps_its_checkpoints(tmp_path, judged):

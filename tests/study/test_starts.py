@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import pytest
 from planned import planned_in
-from written import write_run, write_settings
+from written import write_run
 
 from cory.errors import UserError
 from study import engines, experiment
-from study.experiment_file import read_experiment
-from study.plan import plan
-from study.results import Results
 
 TRIAL = """
 title: A trial
@@ -97,26 +94,3 @@ def test_agents_that_other_runs_start_from_are_not_discarded(tmp_path, monkeypat
     runs = tmp_path / "runs/experiments/tiny/trial"
     assert (runs / "PPO-seed3/agent_1").exists()
     assert not (runs / "reader-seed3/agent_1").exists()
-
-
-def results_of(tmp_path, name, folder, text, scale="tiny"):
-    """Returns an experiment's results in a folder under results/, and its planned runs."""
-    (tmp_path / f"{name}.yaml").write_text(text)
-    planned = plan(read_experiment(tmp_path / f"{name}.yaml"), scale, {}, tmp_path / "runs")
-    out = tmp_path / "results" / folder
-    return Results(out, name, scale, planned, None, "PPO"), planned
-
-
-def test_rows_are_taken_from_the_results_folder_of_the_same_scale(tmp_path):
-    text = TRIAL.partition("  reader:")[0] + "scales:" + TRIAL.partition("scales:")[2]
-    text += '  large: {config: "configs/imdb/tiny.yaml", seeds: [3], flags: {iterations: 4}}\n'
-    for folder, scale in (("first", "large"), ("first_small", "tiny")):
-        results, (item, *_) = results_of(tmp_path, "first", folder, text, scale)
-        write_run(item.folder, item.seed, iterations=item.settings["iterations"])
-        write_settings(item.folder, item.settings)
-        results.add_run(item)
-    again = text.replace("ppo.py}", "ppo.py, from: first}")
-    for scale, iterations in (("tiny", 3), ("large", 4)):
-        results, planned = results_of(tmp_path, "second", f"second_{scale}", again, scale)
-        assert [results.has(item) for item in planned] == [True, False][: len(planned)]
-        assert list(results.study.runs["iterations"]) == [iterations]

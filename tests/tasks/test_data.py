@@ -87,6 +87,9 @@ def test_a_split_is_one_file_or_its_numbered_parts(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text(json.dumps({"text": name}) + "\n")
     assert load_dataset(str(tmp_path), "train")["text"][:] == ["train"]
     assert load_dataset(str(tmp_path), "part")["text"][:] == names[-2:]
+    (tmp_path / "part-00000-of-00002.jsonl").unlink()
+    with refuses("expected 2 parts of part"):
+        load_dataset(str(tmp_path), "part")
     with refuses("valid"):
         load_dataset(str(tmp_path), "valid")
     (tmp_path / "train.json").write_text('{"text": "x"}')

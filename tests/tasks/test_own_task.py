@@ -43,7 +43,7 @@ def length(completions):
     return [float(len(text)) for text in completions]
 
 
-kl = reward_short = length
+kl = reward_short = answers = length
 
 
 async def hinted(prompts, completions, hint, number, role, rewards):
@@ -106,6 +106,7 @@ def settings(**changes) -> OwnConfig:
         ("observer prompt", {"observer_prompt": "{prompt}{response}{a}"}),
         ("task.metrics", {"metrics": ["watch.py:length"] * 2}),
         ("task.metrics", {"metrics": "watch.py:kl"}),
+        ("task.metrics", {"metrics": "watch.py:answers"}),
         ("task.metrics", {"metrics": "watch.py:reward_short", "reward": ["rewards.py:good", "rewards.py:short"]}),
         ("task.extract", {"extract": "watch.py:hinted"}),
     ],
@@ -251,6 +252,10 @@ def test_held_out_prompts_come_from_another_file_or_split(workdir):
     assert make_task(folder).dataset["prompt"][0] == "train"
     for rows in (held_out_rows(folder), held_out_rows(folder, "test")):
         assert rows["prompt"][0] == "test"
+    same = settings(dataset="data", prompt_column="ask", split="test")
+    with pytest.raises(UserError, match=r"^task\.eval_split: .*'test'"):
+        held_out_rows(same)
+    assert held_out_rows(same, "train")["prompt"][0] == "train"
 
 
 # The commands
