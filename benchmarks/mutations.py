@@ -188,7 +188,7 @@ FAULTS = [
     ),
     Fault(
         "lines_not_cut", "cory/run/checkpoint.py",
-        "saved.lengths.get(file.name, 0) if saved else 0", "file.stat().st_size if saved else 0",
+        "saved.lengths.get(name, 0) if saved else 0", "(folder / name).stat().st_size if saved else 0",
         RESUME,
     ),
     Fault(

@@ -331,7 +331,7 @@ class SamplingConfig(Settings):
         min_new_tokens: Smallest length limit.
         max_new_tokens: Largest length limit.
         temperature: Softmax temperature of sampling and of all log-probabilities, so that losses, KL and entropy
-            describe the sampled distribution.
+            describe the sampled distribution. 1 with vllm.
         top_k: Sample from the k likeliest tokens; 0 for all. top_k, top_p and repetition_penalty make samples
             off-policy.
         top_p: Sample from the likeliest tokens with this total probability; 1 for all.
@@ -374,12 +374,10 @@ class SamplingConfig(Settings):
                 "sampling.engine_correction: expected none with top_k, top_p or repetition_penalty, got "
                 f"{self.engine_correction}"
             )
-        if self.engine == "vllm" and self.temperature != 1 and changes_support:
-            # Log-probabilities show whether the server has the agents' newest weights. But if it changes both
-            # temperature and support, they describe the truncated distribution, which differs from the agent's.
+        if self.engine == "vllm" and self.temperature != 1:
+            # By default, a server returns log-probabilities at temperature 1, and does not say at which it does.
             raise UserError(
-                "sampling.temperature: expected 1 with engine: vllm and top_k, top_p or repetition_penalty, got "
-                f"{self.temperature}"
+                f"sampling.temperature: expected 1 with engine: vllm, got {self.temperature}"
             )
 
     def after_training(self, changes: Mapping[str, Any]) -> "SamplingConfig":

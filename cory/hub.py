@@ -28,7 +28,7 @@ from cory.task_kinds import run_config
 def write_folder(folder: Path, run: Path, repository: str) -> None:
     """Writes a run's agents and a model card into an empty folder.
 
-    Raises a UserError if the run has not ended, or an agent cannot be loaded.
+    Raises a UserError if the run has not ended, an agent cannot be loaded, or its folder has a link.
     """
     # Imported late, as it imports torch.
     from cory.models.load import adapter_tokenizer, attach, load_policy
@@ -47,6 +47,11 @@ def write_folder(folder: Path, run: Path, repository: str) -> None:
     card = model_card(agents, config, fingerprint, iterations, repository)
     (folder / "README.md").write_text(card, encoding="utf-8")
     for agent, saved in agents.items():
+        for path in saved.rglob("*"):
+            if path.is_symlink():
+                raise UserError(
+                    f"{path}: expected a file, got a link, which may lead out of the run"
+                )
         shutil.copytree(saved, folder / agent, ignore=shutil.ignore_patterns("README.md"))
         file = folder / agent / "adapter_config.json"
         if file.exists():  # name the adapter's base by its public name, not its local path

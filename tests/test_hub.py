@@ -96,6 +96,21 @@ def test_the_cards_code_loads_the_agents_and_no_local_path_is_uploaded(
             assert f'{path}"'.encode() not in file.read_bytes(), file
 
 
+def test_a_link_in_an_agents_folder_is_refused(adapters, hub, tmp_path):
+    run = shutil.copytree(adapters, tmp_path / "run")
+    (tmp_path / "token").write_text("secret")
+    (run / "agent_1/notes.txt").symlink_to(tmp_path / "token")
+    with pytest.raises(UserError, match=r"agent_1/notes\.txt: "):
+        upload(run, REPOSITORY, public=False)
+    assert not hub.folder.exists()
+
+
+def test_the_cards_code_names_the_revision_of_the_base(config, adapters):
+    agents = [AgentConfig(model={"name": "org/base", "revision": "abc"}), AgentConfig()]
+    card = model_card({"agent_1": adapters / "agent_1"}, replace(config, agents=agents), {}, 3)
+    assert 'AutoModelForCausalLM.from_pretrained("org/base", revision="abc", dtype=' in card
+
+
 def test_look_uploads_nothing_and_writes_the_files_of_an_upload(
     finished, hub, command, monkeypatch, tmp_path
 ):

@@ -110,7 +110,12 @@ def _save_adapter(policy: PeftModel, folder: Path, name: str) -> None:
     if not is_main():
         return
     folder.mkdir(parents=True, exist_ok=True)
-    weights = get_peft_model_state_dict(policy, state_dict=weights, adapter_name=name)
+    weights = get_peft_model_state_dict(
+        policy,
+        state_dict=weights,
+        adapter_name=name,
+        save_embedding_layers=False,  # they are not trained; by default, PEFT asks the Hub about them
+    )
     weights = {key: value.contiguous() for key, value in weights.items()}
     save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = copy.copy(policy.peft_config[name])

@@ -103,8 +103,7 @@ class Engine:
         """Samples one response per query with the policy's current weights, like `cory.models.sample.sample`.
 
         Queries and responses are 1-d tensors of token ids. The second list has the response tokens' log-probabilities
-        as the engine computes them: at the sampling temperature, if the server was started with the command that
-        `_command` returns. The server draws the random numbers.
+        as the engine computes them. The server draws the random numbers.
 
         Args:
             ends: tokens that end a response, besides the texts in `sampling.stop`.
@@ -239,11 +238,8 @@ def _command(agents: Sequence[Config]) -> str:
     port = url.port or (443 if url.scheme == "https" else 80)
     dtype = "bfloat16" if config.precision == "bf16" else model.dtype
     options = ""
-    if config.sampling.temperature != 1.0:
-        # By default, the server returns log-probabilities at temperature 1.
-        options += " --logprobs-mode processed_logprobs"
     if model.revision:
-        options += f" --revision {model.revision}"
+        options += f" --revision {shlex.quote(model.revision)}"
     if model.quantization == "4bit":
         options += " --quantization bitsandbytes"
     largest_rank = max(agent.lora.rank for agent in agents)
@@ -252,6 +248,6 @@ def _command(agents: Sequence[Config]) -> str:
         options += f" --enable-lora --max-lora-rank {max_rank} --max-loras {len(agents)}"
     return (
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 python -m vllm.entrypoints.openai.api_server "
-        f"--model {shlex.quote(config.resolve(model.name))} --host {url.hostname} --port {port} "
+        f"--model {shlex.quote(config.resolve(model.name))} --host {shlex.quote(url.hostname or '')} --port {port} "
         f"--dtype {dtype} --generation-config vllm{options}"
     )

@@ -75,12 +75,14 @@ def device_of(model: nn.Module) -> torch.device:
 def gathered(policy: nn.Module) -> Iterator[None]:
     """Keeps the full policy in memory within the context, so that processes may run different numbers of passes.
 
-    The first pass gathers the policy. Passes must be without gradient.
+    Passes must be without gradient.
     """
     if not isinstance(policy, FSDPModule):
         yield
         return
     policy.set_reshard_after_forward(False)
+    # The first pass would do this, too, unless it bypasses the outermost module, as `generate` does with LoRA.
+    policy.unshard()
     yield
     policy.set_reshard_after_forward(True)
     for module in policy.modules():

@@ -112,9 +112,12 @@ def _loading(agent: str, folder: Path, config: Config, repository: str | None) -
         return [f"{agent} = AutoModelForCausalLM.from_pretrained({where})", tokenizer]
     name, is_folder = base_of(agent, config)
     base = json.dumps(f"path/to/{name}" if is_folder else name)
-    dtype = config.of_agent(agent_index(agent)).model.dtype
+    model = config.of_agent(agent_index(agent)).model
+    revision = (
+        f", revision={json.dumps(model.revision)}" if model.revision and not is_folder else ""
+    )
     return [
-        f'base = AutoModelForCausalLM.from_pretrained({base}, dtype="{dtype}")',
+        f'base = AutoModelForCausalLM.from_pretrained({base}{revision}, dtype="{model.dtype}")',
         f"{agent} = PeftModel.from_pretrained(base, {where})",
         tokenizer,
     ]

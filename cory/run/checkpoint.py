@@ -36,6 +36,7 @@ from cory.parallel import distributed, sharding
 from cory.parallel.devices import choose_device, machine_name
 from cory.run.callback import Callback, RunState
 from cory.run.folder import (
+    RECORDS,
     SUMMARY,
     Run,
     finished_iterations,
@@ -72,7 +73,7 @@ class Checkpoint:
         settings: the contents of config.yaml (see `run_record`).
         agents: the scalar state of each agent's learner, by agent name.
         callbacks: the callbacks' states, in order.
-        lengths: the number of valid bytes in each of the run's .jsonl files, by name. Later bytes are cut when the run
+        lengths: the number of valid bytes in each of the run's `RECORDS`, by name. Later bytes are cut when the run
             continues, because it repeats the iterations that wrote them.
     """
 
@@ -112,9 +113,11 @@ def save(
 
     # Flush lines to the disk before counting their bytes.
     lengths = {}
-    for file in run.folder.glob("*.jsonl"):
-        flush(file)
-        lengths[file.name] = file.stat().st_size
+    for name in RECORDS:
+        file = run.folder / name
+        if file.exists():
+            flush(file)
+            lengths[name] = file.stat().st_size
     content = Checkpoint(
         iteration=state.iteration,
         stopped_by=state.stopped_by,
@@ -168,8 +171,9 @@ def open_run(
                 record["date"] = saved.settings["date"]
                 _load(saved, folder, config, agents, callbacks, state)
             if distributed.is_main():
-                for file in folder.glob("*.jsonl"):
-                    os.truncate(file, saved.lengths.get(file.name, 0) if saved else 0)
+                for name in RECORDS:
+                    if (folder / name).exists():
+                        os.truncate(folder / name, saved.lengths.get(name, 0) if saved else 0)
                 write_text(folder / "config.yaml", yaml_text(record))
             distributed.barrier()
 

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 UNFINISHED = ".unfinished"
 BEST = "best"  # subfolder of a run with its best agents (`guards.patience`)
+RECORDS = ("metrics.jsonl", "samples.jsonl", "timings.jsonl")
 SUMMARY = "summary.json"  # written after the agents: its presence marks a finished run
 
 
@@ -80,15 +81,11 @@ class Run:
         """Adds an iteration to the history and, in the main process, to the files."""
         self.history += iteration.records
         self.seconds.append(iteration.timings["seconds_total"])
-        self.write("metrics", iteration.records)
-        self.write("samples", iteration.samples)
-        self.write("timings", [iteration.timings])
-
-    def write(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Appends lines to NAME.jsonl, in the main process only."""
-        if self.writes and rows:
-            with open(self.folder / f"{name}.jsonl", "a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
+        lines = (iteration.records, iteration.samples, [iteration.timings])
+        for name, rows in zip(RECORDS, lines, strict=True):
+            if self.writes and rows:
+                with open(self.folder / name, "a", encoding="utf-8") as file:
+                    file.writelines(json.dumps(row, default=str) + "\n" for row in rows)
 
 
 def as_json(value: Any) -> Any:

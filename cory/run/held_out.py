@@ -30,8 +30,8 @@ class HeldOut(Callback):
     Adds `eval_task_reward` and `eval_team_reward` to the records. The first iteration's records also get the rewards
     before training, as `eval_task_reward_before` and `eval_team_reward_before`.
 
-    The agents answer in the roles that they hold in the iteration, with the same random numbers every time. Training is
-    unaffected, because it draws from other random streams.
+    The agents answer in the roles that they hold in the iteration, with the same random numbers every time (a vLLM
+    server draws its own). Training is unaffected, because it draws from other random streams.
 
     Attributes:
         before: rewards before training, by role and name; empty if the run was resumed.

@@ -30,16 +30,9 @@ def settings(config, server) -> Config:
     return replace(config, sampling=sampling, ppo=ppo, sample_every=0, iterations=2)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "rank", "temperature"), [("grpo", 0, 1.0), ("ppo", 4, 1.0), ("grpo", 0, 0.5)]
-)
-def test_responses_come_from_the_weights_of_each_iteration(
-    settings, server, algorithm, rank, temperature
-):
+@pytest.mark.parametrize(("algorithm", "rank"), [("grpo", 0), ("ppo", 4)])
+def test_responses_come_from_the_weights_of_each_iteration(settings, server, algorithm, rank):
     """With LoRA, the server starts with another base model, which the run must replace by its own."""
-    server.processed = True
-    sampling = replace(settings.sampling, temperature=temperature)
-    settings = replace(settings, sampling=sampling)
     if rank:
         server.model = make_gpt2(make_agents(settings)[0].tokenizer, seed=5)
     records = train(learner(settings, algorithm, rank))

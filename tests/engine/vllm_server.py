@@ -21,8 +21,6 @@ class Server:
         stale: The server confirms new weights but keeps the old ones.
         dies_at: After this many completion requests, the server ends connections, as a killed server does.
         kept_cache: The number of times that the server refuses to empty its cache.
-        processed: The log-probabilities are taken at the sampling temperature, as with
-            `--logprobs-mode processed_logprobs`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -33,7 +31,6 @@ class Server:
         self.url, self.longest, self.stale, self.dies_at, self.key = "", 96, False, -1, ""
         self.draws = torch.Generator().manual_seed(0)
         self.completions, self.kept_cache, self.lock = 0, 0, threading.Lock()
-        self.processed = False
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         """Returns the status and the JSON of the answer to a request."""
@@ -79,10 +76,8 @@ class Server:
         new, logprobs = [], []
         while len(new) < body["max_tokens"]:
             logits = model(torch.tensor([prompt + new])).logits[0, -1]
-            tempered = logits / body["temperature"]
-            new.append(torch.multinomial(tempered.softmax(-1), 1, generator=self.draws).item())
-            shown = tempered if self.processed else logits
-            logprobs.append(shown.log_softmax(-1)[new[-1]].item())
+            new.append(torch.multinomial(logits.softmax(-1), 1, generator=self.draws).item())
+            logprobs.append(logits.log_softmax(-1)[new[-1]].item())
             if new[-1] in body["stop_token_ids"] or any(
                 s in self.tokenizer.decode(new) for s in body["stop"]
             ):

@@ -154,3 +154,9 @@ def test_a_correction_that_would_be_biased_is_refused(algorithm, sampling):
         config.check()
     config.sampling.engine = "native"  # samples of the policy itself need no correction
     config.check()
+
+
+def test_another_temperature_than_1_is_refused_with_an_engine():
+    config = Config(sampling=SamplingConfig(engine="vllm", temperature=0.7))
+    with pytest.raises(UserError, match=r"^sampling\.temperature: "):
+        config.check()

@@ -14,7 +14,7 @@ from questions import make_questions
 from ragged import ragged, rollout_of, weights
 from safetensors.torch import load_file
 from torchrun import launch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, MambaConfig, MambaForCausalLM
 from vllm_server import serving
 
 from cory.build import make_agents
@@ -68,6 +68,7 @@ def sharded_configs(base: Config) -> dict[str, Config]:
 
     Their precision is double, since Adam would turn the rounding errors of zero gradients into steps.
     """
+    folder = Path(base.output).parent
     # Greedy decoding gives the same responses in any number of processes.
     greedy = replace(base, iterations=3, sampling=SamplingConfig(3, 6, top_k=1))
     steps = {"mini_batch_size": 4, "gradient_accumulation_steps": 2, "max_grad_norm": 0.05}
@@ -88,8 +89,14 @@ def sharded_configs(base: Config) -> dict[str, Config]:
             "model": replace(base.model, gradient_checkpointing=True),
             "ppo": replace(base.ppo, **steps, micro_batch=1, ratio_threshold=1.02),
         },
+        # Sampled by transformers' `generate`.
+        "mamba_lora": {
+            "algorithm": "reinforce",
+            "lora": LoraConfig(4, target_modules=["in_proj", "x_proj"]),
+            "iterations": 2,
+            "model": replace(base.model, name=str(folder / "mamba")),
+        },
     }
-    folder = Path(base.output).parent
     return {
         name: replace(greedy, **{"output": str(folder / name)} | change)
         for name, change in changes.items()
@@ -120,7 +127,10 @@ def runs(policy_folder, tokenizer, folder) -> dict[str, Config]:
     base = make_config(policy_folder, folder)
     runs = data_parallel_configs(base)
     make_gpt2(tokenizer).double().save_pretrained(folder / "gpt2")
-    tokenizer.save_pretrained(folder / "gpt2")
+    sizes = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 2}
+    MambaForCausalLM(MambaConfig(**sizes, state_size=8)).double().save_pretrained(folder / "mamba")
+    for name in ("gpt2", "mamba"):
+        tokenizer.save_pretrained(folder / name)
     model = ModelConfig(str(folder / "gpt2"), dtype="auto")
     whole = sharded_configs(replace(base, model=model))
     runs |= whole
@@ -227,7 +237,8 @@ def test_an_update_of_two_processes_equals_one_of_a_single_process(runs, folder,
 
 
 @pytest.mark.parametrize(
-    ("name", "largest"), [("ppo", 1e-5), ("reinforce_lora", 1e-5), ("grpo", 1e-9)]
+    ("name", "largest"),
+    [("ppo", 1e-5), ("reinforce_lora", 1e-5), ("grpo", 1e-9), ("mamba_lora", 1e-5)],
 )
 def test_sharding_changes_no_number(runs, name, largest):
     """Weights, optimizer states and metrics are the same as in one process or, for grpo, with data parallelism."""
@@ -286,6 +297,7 @@ def test_several_processes_share_an_engine(runs, name):
         (2, {"algorithm": "grpo", "group_size": 8}, "ppo.batch_size"),
         (2, {"branches": 4, "cory": {"credit": "information"}}, "ppo.batch_size"),
         (1, {"precision": "bf16"}, "accelerate"),
+        (1, {"iterations": 2}, "accelerate"),
     ],
 )
 def test_incompatible_settings_are_refused_before_models_are_loaded(
@@ -294,7 +306,9 @@ def test_incompatible_settings_are_refused_before_models_are_loaded(
     monkeypatch.setattr("cory.build.load_policy", lambda *_: pytest.fail("loaded"))
     monkeypatch.setattr(distributed, "world_size", lambda: processes)
     if key == "accelerate":
-        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+        is_mixed = changes == {"precision": "bf16"}
+        monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16" if is_mixed else "no")
+        monkeypatch.setenv("ACCELERATE_USE_FSDP", "false" if is_mixed else "true")
     blocks = {
         name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
         for name, value in changes.items()

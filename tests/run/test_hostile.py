@@ -120,6 +120,15 @@ def test_a_checkpoint_cannot_truncate_files_outside_its_run(finished, run):
     assert other.read_text() == "kept"
 
 
+def test_an_extended_run_keeps_other_files_and_the_targets_of_links(finished, run):
+    other = run.parent / "other.txt"
+    other.write_text("kept")
+    (run / "notes.jsonl").write_text("kept")
+    (run / "link.jsonl").symlink_to(other)
+    resume(finished, run)
+    assert other.read_text() == "kept" and (run / "notes.jsonl").read_text() == "kept"
+
+
 def test_metrics_that_are_not_json_are_refused(bomb, finished, run):
     length = (run / "metrics.jsonl").stat().st_size
     (run / "metrics.jsonl").write_bytes((bomb * 99)[:length])
