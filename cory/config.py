@@ -331,7 +331,7 @@ class SamplingConfig(Settings):
         min_new_tokens: Smallest length limit.
         max_new_tokens: Largest length limit.
         temperature: Softmax temperature of sampling and of all log-probabilities, so that losses, KL and entropy
-            describe the sampled distribution. 1 with vllm.
+            describe the sampled distribution. Must be 1 with vllm.
         top_k: Sample from the k likeliest tokens; 0 for all. top_k, top_p and repetition_penalty make samples
             off-policy.
         top_p: Sample from the likeliest tokens with this total probability; 1 for all.

@@ -11,8 +11,8 @@ The task is a toy: continue a film review so that a classifier finds it positive
 classifier are small models trained on generated reviews. For a task of your own, change `POLICY`,
 `QUERIES`, `OBSERVER` and `load_reward`.
 
-The script departs from the paper in its sizes and in the KL penalty (`KL_PENALTY`). It imports
-nothing from the package `cory`. A test checks that script and package
+The script departs from the paper in its sizes, the learning rate and the KL penalty (`KL_PENALTY`).
+It imports nothing from the package `cory`. A test checks that script and package
 compute equal losses and updates from the same weights, responses and rewards
 (tests/examples/test_minimal.py).
 """

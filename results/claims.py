@@ -234,7 +234,7 @@ PAPER = [
               provided(ppo_collapses, "no run of PPO collapses", relative(CORY, PPO, collapsed, collapsed))),
         Claim("Lower training variance", "variance around the running mean, (CORY - PPO) / PPO's", "-0.41", BELOW,
               IMDB + GSM8K, relative(CORY, PPO, variance, variance)),
-    ], "It states no definitions; the ones used here are ours."),
+    ], "These figures about CORY are not the paper's and came without definitions; the definitions here are ours."),
 ]  # fmt: skip
 
 
@@ -314,7 +314,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
 
 HEAD = f"""# The paper's claims
 
-Claims are grouped by the paper's experiments. *Direction* is *yes* if the 95 % interval lies wholly on the claim's
+Claims are grouped by the paper's experiments. *Direction* is *yes* if the 95 % interval lies wholly in the claim's
 side, *no* if it lies wholly on the other side, and *open* otherwise. *Here* is our estimate, *reported* the paper's
 size. A claim about a failure of PPO is *not testable here* if PPO does not fail that way.
 
