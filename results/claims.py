@@ -181,7 +181,7 @@ PAPER = [
     Part("E4: sub-optimal frontier (Fig. 2c)", "GSM8K", [
         Claim("CORY's frontier lies outside PPO's", "hypervolume, (CORY - PPO) / all", "outside", ABOVE, FRONTIERS,
               lambda study: apart(study, CORY, PPO)),
-    ], f"{OTHER_TASK} There eta from 0.1 to 0.6 hardly moves PPO's KL, so its points are hardly a frontier."),
+    ], f"{OTHER_TASK} There, an eta from 0.1 to 0.6 is not shown to move PPO's KL."),
     Part("E5: ablations (Fig. 6)", "IMDB", [
         Claim("A larger model does not bring PPO to CORY's KL", "KL, larger PPO / CORY", "higher", MORE, ABLATIONS[:1],
               between("PPO, larger model", CORY, KL, ratio)),
