@@ -4,8 +4,8 @@
     python imdb_train/cory.py --config configs/imdb/gpt2_large.yaml  # the paper's Table 1
     python imdb_train/cory.py --config FILE --ppo.init_kl_coef 0.1   # any key as a flag; --help lists them
 
-The defaults are the paper's. The toy setting, tiny.yaml, has other sizes and the sampled KL penalty. docs/paper.md lists
-differences from the authors' published code.
+The defaults are the paper's. The toy setting, tiny.yaml, has other sizes and the sampled KL penalty. docs/paper.md
+lists differences from the authors' published code.
 `imdb_train/ppo.py` is the baseline; only the number of agents differs.
 """
 

@@ -73,7 +73,7 @@ class Checkpoint:
         settings: the contents of config.yaml (see `run_record`).
         agents: the scalar state of each agent's learner, by agent name.
         callbacks: the callbacks' states, in order.
-        lengths: the number of valid bytes in each of the run's `RECORDS`, by name. Later bytes are cut when the run
+        lengths: the number of valid bytes in each of the run's .jsonl files, by name. Later bytes are cut when the run
             continues, because it repeats the iterations that wrote them.
     """
 
@@ -84,6 +84,11 @@ class Checkpoint:
     agents: dict[str, dict[str, Any]]
     callbacks: list[dict[str, Any]]
     lengths: dict[str, NonNegativeInt]
+
+
+def lines_files(run: Path) -> list[Path]:
+    """Returns the .jsonl files in a run's folder: its `RECORDS`, and those of callbacks. Links are left out."""
+    return [file for file in run.glob("*.jsonl") if not file.is_symlink()]
 
 
 def checkpoints(run: Path) -> list[Path]:
@@ -113,11 +118,9 @@ def save(
 
     # Flush lines to the disk before counting their bytes.
     lengths = {}
-    for name in RECORDS:
-        file = run.folder / name
-        if file.exists():
-            flush(file)
-            lengths[name] = file.stat().st_size
+    for file in lines_files(run.folder):
+        flush(file)
+        lengths[file.name] = file.stat().st_size
     content = Checkpoint(
         iteration=state.iteration,
         stopped_by=state.stopped_by,
@@ -171,9 +174,10 @@ def open_run(
                 record["date"] = saved.settings["date"]
                 _load(saved, folder, config, agents, callbacks, state)
             if distributed.is_main():
-                for name in RECORDS:
-                    if (folder / name).exists():
-                        os.truncate(folder / name, saved.lengths.get(name, 0) if saved else 0)
+                for file in lines_files(folder):
+                    length = saved.lengths.get(file.name) if saved else None
+                    if length is not None or file.name in RECORDS:
+                        os.truncate(file, length or 0)
                 write_text(folder / "config.yaml", yaml_text(record))
             distributed.barrier()
 

@@ -126,15 +126,28 @@ def test_a_run_resumed_during_warm_up_ends_the_same(one, tmp_path):
 def test_records_after_the_last_checkpoint_are_computed_again(one, whole, tmp_path):
     config = replace(one, output=str(tmp_path / "run"), checkpoint=CheckpointConfig(save_every=3))
     failing = after(count_good, 3 + 6, lambda: 1 / 0)
+
+    class Lines(Callback):
+        def on_train_begin(self, trainer, run):
+            self.file = run.folder / "mine.jsonl"
+
+        def on_iteration_end(self, trainer, iteration):
+            with self.file.open("a") as file:
+                file.write(f"{iteration.index}\n")
+
+    def trainer(*arguments):
+        made = make_trainer(*arguments)
+        made.callbacks.append(Lines())
+        return made
+
     with pytest.raises(ZeroDivisionError) as error:
-        make_trainer(config, failing).train()
+        trainer(config, failing).train()
     assert len((tmp_path / "run/metrics.jsonl").read_text().splitlines()) == 2 * 5
     assert "iter-000003" in "\n".join(error.value.__notes__)
-    # A file that a callback, for example, has written after the checkpoint.
-    (tmp_path / "run/mine.jsonl").write_text("{}\n")
-    make_trainer(replace(config, resume="auto")).train()
+    assert (tmp_path / "run/mine.jsonl").read_text().split() == list("01234")
+    trainer(replace(config, resume="auto")).train()
     same(whole, tmp_path / "run")
-    assert (tmp_path / "run/mine.jsonl").read_text() == ""
+    assert (tmp_path / "run/mine.jsonl").read_text().split() == list("012345")
 
 
 def test_an_error_after_the_last_iteration_does_not_suggest_to_resume(one):
