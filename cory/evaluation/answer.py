@@ -270,9 +270,8 @@ class Evaluator:
             chains = list(zip(*earlier, rollout.completions, strict=True))
             team_rewards = score_chains(row.task.team, prompts, chains, columns).tolist()
 
-        if (
-            row.task.extract is not None
-        ):  # an error ends the evaluation now, not after its last answer
+        if row.task.extract is not None and any(k > 1 for k in self.settings.ks):
+            # An error ends the evaluation now, not after its last answer.
             for text in rollout.completions:
                 check_answer(row.task.extract(text))
 

@@ -48,7 +48,7 @@ def start(device: torch.device) -> None:
 def check(config: Config) -> None:
     """Raises a UserError if the settings do not fit the number of processes or the launcher."""
     kind = PartialState().distributed_type.value
-    if os.environ.get("ACCELERATE_USE_FSDP", "false") == "true":  # accelerate looks at it later
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":  # accelerate looks at it later
         kind = "FSDP"
     if kind in ("DEEPSPEED", "FSDP"):
         raise UserError(

@@ -319,7 +319,7 @@ def test_an_answer_that_cannot_be_counted_ends_an_evaluation_at_its_first_respon
 ):
     task = replace(held_out, extract=lambda text: [text])
     with pytest.raises(UserError, match=r"^task\.extract: "):
-        evaluate([policy_folder], task, settings(tmp_path))
+        evaluate([policy_folder], task, settings(tmp_path, samples=2, ks=[2]))
 
 
 def test_queries_that_were_trained_on_are_reported(finished, tmp_path):
