@@ -30,12 +30,12 @@ def half_a_line(path, rows):
 
 def fail_at(what, trainer, patched):
     """Makes the disk full when the last iteration writes the given kind of file."""
-    write, save_file, save = folder.Run.write, checkpoint.save_file, Agent.save
+    add, save_file, save = folder.Run.add, checkpoint.save_file, Agent.save
 
-    def write_metrics(self, name, rows):
-        if name == "metrics" and rows[0]["iteration"] == 2:
-            half_a_line(self.folder / "metrics.jsonl", rows)
-        write(self, name, rows)
+    def add_iteration(self, iteration):
+        if iteration.index == 2:
+            half_a_line(self.folder / "metrics.jsonl", iteration.records)
+        add(self, iteration)
 
     def save_checkpoint(tensors, path):
         if trainer.state.iteration == 3:
@@ -50,7 +50,7 @@ def fail_at(what, trainer, patched):
             no_space()
 
     patched.setattr(*{
-        "metrics": (folder.Run, "write", write_metrics),
+        "metrics": (folder.Run, "add", add_iteration),
         "checkpoint": (checkpoint, "save_file", save_checkpoint),
         "agent": (Agent, "save", save_agent),
         "summary": ("cory.run.callbacks.write_text", no_space),
