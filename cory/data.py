@@ -184,12 +184,14 @@ def _files_of_split(folder: Path, split: str) -> list[Path]:
             f"expected a file {split}.parquet, {split}.jsonl or {split}.csv, or its parts {split}-00000, ..., "
             f"got {[file.name for file in whole or files]}"
         )
+    if whole:
+        return whole
     for count in set(counts.values()) - {None}:
-        if not whole and len(parts) != int(count):
+        if len(parts) != int(count):
             raise UserError(
                 f"expected {int(count)} parts of {split}, got {[file.name for file in parts]}"
             )
-    return whole or parts
+    return parts
 
 
 def _ending(file: Path) -> str:

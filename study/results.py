@@ -79,12 +79,17 @@ class Results:
 
         The untrained model's rows are those written with the first run.
         """
-        study = of_run(item.folder, self.columns(item))
+        new = of_run(item.folder, self.columns(item))
         if self.evaluation:
-            study.held_out = held_out_frame(
+            new.held_out = held_out_frame(
                 self.evaluation.rows(item), {item.folder.name: (item.group, item.seed)}
             )
-        self._add(study)
+        if self.study is not None:
+            if BASE in set(self.study.held_out["group"]):
+                new = new.of_runs(new.names)
+            new = join([self.study, new])
+        in_order = [(item.group, item.seed) for item in self.planned]
+        self.study = new.of_runs([(BASE, None), *(run for run in in_order if run in new.names)])
         self.write()
 
     def write(self) -> None:
@@ -93,15 +98,6 @@ class Results:
             return
         self.out.mkdir(parents=True, exist_ok=True)
         write_study(self.study, self.out)
-
-    def _add(self, new: Study) -> None:
-        """Adds runs that have no row yet."""
-        if self.study is not None:
-            if BASE in set(self.study.held_out["group"]):
-                new = new.of_runs(new.names)
-            new = join([self.study, new])
-        in_order = [(item.group, item.seed) for item in self.planned]
-        self.study = new.of_runs([(BASE, None), *(run for run in in_order if run in new.names)])
 
     def _check_rows(self, study: Study) -> None:
         """Raises a UserError if a row in the folder is not in the plan, or has other settings."""

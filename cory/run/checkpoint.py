@@ -87,7 +87,7 @@ class Checkpoint:
 
 
 def lines_files(run: Path) -> list[Path]:
-    """Returns the .jsonl files in a run's folder: its `RECORDS`, and those of callbacks. Links are left out."""
+    """Returns the .jsonl files in a run's folder: its `RECORDS`, and files that callbacks wrote. Leaves out links."""
     return [file for file in run.glob("*.jsonl") if not file.is_symlink()]
 
 
