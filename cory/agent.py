@@ -276,7 +276,8 @@ class Agent:
     def save(self, folder: Path) -> None:
         """Writes the policy and its tokenizer as a Hugging Face or PEFT folder, without the value head."""
         self.activate()
-        if save_policy(self.policy, folder, self.adapter):
+        save_policy(self.policy, folder, self.adapter)
+        if distributed.is_main():
             self.tokenizer.save_pretrained(folder)
 
 

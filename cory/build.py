@@ -184,7 +184,7 @@ def _make_agents_of_base(plans: Sequence[AgentPlan], engine: Engine | None) -> l
                 )
             make_learner: Callable[..., Learner] = plan.learner_type
             learner = make_learner(wrapped, reference, tokenizer, plan.config, device)
-        adapter = plan.name if plan.trained and plan.uses_lora else None
+        adapter = plan.name if plan.uses_lora else None
         agents.append(
             Agent(plan.name, policy, tokenizer, plan.config, device, learner, engine, adapter)
         )

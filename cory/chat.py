@@ -45,7 +45,7 @@ class Chat:
         agents = list(agent_sources(run, self.config, {}).values())
         announce_files(run, self.config, set())
         announce_prompts(run, self.config)
-        self.task = with_prompts_of(run, kind.make_task(self.config), {})
+        self.task = with_prompts_of(run, self.config, kind.make_task(self.config), {})
         for note in check_run(run, self.config, self.task):
             print(f"Note: {note}", file=sys.stderr)
 

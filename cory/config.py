@@ -752,9 +752,7 @@ class EvaluationConfig(Settings):
     def check(self) -> None:
         for k in self.ks:
             if not 1 <= k <= self.samples:
-                raise UserError(
-                    f"pass@k: expected k from 1 to the number of samples, {self.samples}, got {k}"
-                )
+                raise UserError(f"ks: expected numbers from 1 to samples, {self.samples}, got {k}")
         if "name" in self.model:
             raise UserError(
                 f"model.name: expected none, got {self.model['name']!r}. --base names the KL's reference model"

@@ -18,7 +18,8 @@ from huggingface_hub import HfApi
 
 from cory.command import Arguments, main
 from cory.errors import UserError
-from cory.run.card import base_of, is_adapter, model_card
+from cory.identity import is_adapter
+from cory.run.card import base_of, model_card
 from cory.run.folder import agent_index, finished_iterations, run_agents
 from cory.run.settings import named, read_settings
 from cory.run.tables import one_line

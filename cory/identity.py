@@ -40,6 +40,11 @@ def is_local(name: str) -> bool:
     return name.startswith((".", "/", "~")) or name.count("/") > 1
 
 
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder holds a PEFT adapter."""
+    return (folder / "adapter_config.json").exists()
+
+
 def model_identity(name: str, revision: str | None = None) -> str | None:
     """Identifies a model as `commit:...` or `sha256:...`.
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
-from cory.errors import UserError
-
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -103,13 +101,11 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     Args:
         n: number of samples.
         c: number of correct samples.
-        k: from 1 to n, else a UserError is raised.
+        k: from 1 to n.
 
     >>> pass_at_k(4, 1, 2)
     0.5
     """
-    if not 1 <= k <= n:
-        raise UserError(f"pass@k: expected k from 1 to the number of samples, {n}, got {k}")
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 

@@ -47,13 +47,14 @@ def collapse_times(study: Study) -> pd.DataFrame:
 
 
 def _with_share(study: Study) -> pd.DataFrame:
-    """Adds `kl_bound`, and `share`: distinct-2 divided by an untrained agent's distinct-2.
+    """Adds `kl_bound`, and `share`: distinct-2 divided by an untrained agent's distinct-2; NaN for answers of one word.
 
-    The share is NaN for answers of one word, and for agents that are frozen while others learn.
+    Agents that are frozen while others learn are left out.
     """
     expected = _untrained_distinct_2(study)
     bounds = study.runs[[*RUN, "kl_bound"]].drop_duplicates(RUN)
-    metrics = bounds.merge(study.metrics.assign(expected=expected), on=RUN)
+    learning = study.without_frozen(study.metrics.assign(expected=expected))
+    metrics = bounds.merge(learning, on=RUN)
     return metrics.assign(share=metrics["distinct_2"] / metrics["expected"])
 
 
@@ -138,10 +139,10 @@ def collapses(study: Study, groups: Sequence[str] = (), primary: Sequence[str] =
 
 
 def planned_iterations(study: Study) -> int:
-    """Returns the number of iterations planned for every run, or the longest run's if the rows lack this number."""
-    planned = {int(number) for number in study.runs["planned"].dropna()}
+    """Returns the number of iterations planned for every run."""
+    planned = {int(number) for number in study.runs["planned"]}
     if len(planned) > 1:
         raise ValueError(
             f"planned: expected one number of iterations for all runs, got {sorted(planned)}"
         )
-    return planned.pop() if planned else int(study.metrics["iteration"].max()) + 1
+    return planned.pop()

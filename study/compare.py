@@ -212,7 +212,7 @@ def _caveats(study: Study) -> list[str]:
             )
         elif seeds[name] != seeds[base]:
             notes.append(f"{name} and {base} have different seeds")
-    lengths = sorted(set(study.runs["planned"].dropna()))
+    lengths = sorted(set(study.runs["planned"]))
     if len(lengths) > 1:
         notes.append(f"runs have different lengths: {', '.join(map(str, lengths))} iterations")
     for run in study.ended_early.itertuples():

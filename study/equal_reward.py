@@ -116,7 +116,7 @@ def at_chosen_levels(
 ) -> Rows:
     """Compares pairs of groups in a role: KL at a level of task reward, and the end of training.
 
-    The level is chosen on the runs of the first seeds (`chosen_level`).
+    The first seeds choose the level (`chosen_level`).
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.
@@ -125,11 +125,10 @@ def at_chosen_levels(
         corrected: whether the ratios at the level are primary; a ✓ marks those that survive Holm's correction.
     """
     fit = partial(fitted_kl, length=study.drawn_length, rise=rise)
-    first = study.of_seeds(sorted(study.runs["seed"].unique())[:FIRST_SEEDS])
     lines = []
     chosen = []
     for ours, rival, role in compared:
-        level = chosen_level(first, (ours, rival), role, candidates, rise)
+        level = chosen_level(study, (ours, rival), role, candidates, rise)
         metrics = _role_metrics(study, role)
         pair_metrics = metrics[metrics["group"].isin((ours, rival))]
         by_run = _values_by_run(pair_metrics, [] if level is None else [level], fit)
@@ -158,18 +157,17 @@ def at_all_readings(
 ) -> Rows:
     """Compares pairs of groups in a role: the ratio of their KLs at a level of task reward, in each reading.
 
-    The level is chosen on the runs of the first seeds (`chosen_level`). A reading is a way to read off the KL at a
+    The first seeds choose the level (`chosen_level`). A reading is a way to read off the KL at a
     level. The polynomial fit gives the verdict, which is marked *fragile* if another reading disagrees.
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.
         candidates: levels of task reward.
     """
-    first = study.of_seeds(sorted(study.runs["seed"].unique())[:FIRST_SEEDS])
     rows = []
     for ours, rival, role in compared:
         row = {"group": ours, "against": rival, "role": role, "level": "none"}
-        level = chosen_level(first, (ours, rival), role, candidates)
+        level = chosen_level(study, (ours, rival), role, candidates)
         intervals = {}
         if level is not None:
             row["level"] = f"{level:g}"
@@ -215,9 +213,11 @@ def chosen_level(
 ) -> float | None:
     """Returns the highest candidate that is above all initial task rewards and reached by 90 % of the two groups' runs.
 
-    With `rise`, levels are relative to a run's task reward at the start. Returns None if no candidate qualifies.
+    Only the first five seeds count. With `rise`, levels are relative to a run's task reward at the start. Returns None
+    if no candidate qualifies.
     """
-    metrics = _role_metrics(study, role)
+    first_seeds = sorted(study.runs["seed"].unique())[:FIRST_SEEDS]
+    metrics = _role_metrics(study.of_seeds(first_seeds), role)
     pair_metrics = metrics[metrics["group"].isin(names)]
     at_start = metrics[metrics["iteration"] == 0].groupby("group")["task_reward"].mean()
     fit = partial(fitted_kl, length=study.drawn_length, rise=rise)

@@ -25,7 +25,7 @@ LEFT_OUT = (*BESIDE_SETTINGS, "output", "resume", "callbacks", "tracker")
 def keep(run: Path, out: Path, threads: int) -> None:
     """Keeps the beginning of a run in a folder of results, if anyone can repeat the run.
 
-    Nothing is kept if the task was made in Python, or if the settings name files that git does not track.
+    Nothing is kept if the settings name files that git does not track.
 
     Args:
         run: the run's folder; it was trained on this machine.
@@ -35,15 +35,12 @@ def keep(run: Path, out: Path, threads: int) -> None:
     from cory.parallel.devices import choose_device  # imported late, as it imports torch
 
     settings = read_settings(run)
-    task = (settings.get("fingerprint") or {}).get("task")
     kept_settings = {name: value for name, value in settings.items() if name not in LEFT_OUT}
-    if task is None:
-        return
     if _is_local(kept_settings):
         return
     kept_settings["device"] = choose_device(settings["device"]).type
     content = {
-        "task": task,
+        "task": settings["fingerprint"]["task"],
         "made_on": conditions(threads),
         "commit": settings["versions"].get("commit", "unknown"),
         "settings": kept_settings,

@@ -47,7 +47,7 @@ KL_GUARD = "guards.stop_at_kl"  # `stopped_by` of runs that this guard ended
 NUMBERS = {
     "seed": "Int64",
     "iterations": "Int64",
-    "planned": "Int64",  # number of iterations; missing in older rows
+    "planned": "Int64",  # number of iterations
     **dict.fromkeys(["eta", "kl_bound", "seconds"], float),
 }
 HELD_OUT = [*RUN, "answers", "agent", "calls"]  # columns of `held_out` that are not metrics
@@ -378,10 +378,6 @@ def read_study(folder: Path) -> Study:
     if not (folder / "runs.csv").is_file():
         raise UserError(f"expected a folder of results, with a runs.csv, got {str(folder)!r}")
     runs = pd.read_csv(folder / "runs.csv", dtype=str, keep_default_na=False)
-    runs = runs.drop(columns="key", errors="ignore")  # older files have this column
-    for key in ("stopped_by", "planned"):  # older files lack these columns
-        if key not in runs:
-            runs[key] = ""
     truths = {key: runs[key] == "True" for key in ("baseline", "fixed_roles")}
     runs = runs.assign(**truths).replace({key: {"": None} for key in NUMBERS})
     # Names such as None, NA or 2 must stay text.

@@ -13,7 +13,6 @@ import pandas as pd
 from study.cells import OWN_KL_REWARD, Rows
 from study.equal_reward import (
     ANY,
-    FIRST_SEEDS,
     chosen_level,
     ratios_in_all_readings,
     verdict,
@@ -49,8 +48,7 @@ def against_one_agent(
     reward = _difference(study.by_seed(REWARD), name, rival)
     as_pioneer = _difference(_in_first_role(study), name, rival)
 
-    first = study.of_seeds(sorted(study.runs["seed"].unique())[:FIRST_SEEDS])
-    level = chosen_level(first, (name, rival), ANY, candidates)
+    level = chosen_level(study, (name, rival), ANY, candidates)
     ratios = {} if level is None else ratios_in_all_readings(study, (name, rival), ANY, level)
     fit = ratios.get("fit", Interval(float("nan"), float("nan"), float("nan"), 0))
     reward_holds, fit_holds = holm([reward.p, fit.p])

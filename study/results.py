@@ -51,9 +51,9 @@ class Results:
         planned: Sequence[Planned],
         over: str | None,
         baseline: str,
-        evaluation: RunEvaluation | None = None,
-        set_for_all: Sequence[str] = (),
-        required: Sequence[str] = (),
+        evaluation: RunEvaluation | None,
+        set_for_all: Sequence[str],
+        required: Sequence[str],
     ) -> None:
         self.out = out
         self.experiment = experiment
@@ -96,7 +96,6 @@ class Results:
         """Writes all rows, in the order of the plan."""
         if self.study is None:
             return
-        self.out.mkdir(parents=True, exist_ok=True)
         write_study(self.study, self.out)
 
     def _check_rows(self, study: Study) -> None:
@@ -109,20 +108,19 @@ class Results:
                     f"--out: expected rows of planned runs of {self.experiment} at {self.scale}, got the row of "
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
-            self._check(row, planned[run], self.required)
+            self._check(row, planned[run])
 
-    def _check(self, row: "pd.Series[Any]", item: Planned, required: Sequence[str] = ()) -> None:
+    def _check(self, row: "pd.Series[Any]", item: Planned) -> None:
         """Raises a UserError if a run's row records settings or an evaluation that differ from the plan.
 
-        Keys that the row lacks are skipped, except those that are `required`.
+        Keys that the row lacks are skipped, except `self.required`.
         """
         planned = {key: shown(value) for key, value in flat(item.settings).items()}
         planned["evaluation"] = self.evaluation.command if self.evaluation else ""
-        if not pd.isna(row["planned"]):  # missing in older rows
-            planned["planned"] = item.settings["iterations"]
-        for key in planned.keys() & {*row.index, *required} - {"iterations", "seed"}:
+        planned["planned"] = item.settings["iterations"]
+        for key in planned.keys() & {*row.index, *self.required} - {"iterations", "seed"}:
             recorded = row.get(key, "")
-            is_compared = recorded != "" or key in ("evaluation", *required)
+            is_compared = recorded != "" or key in ("evaluation", *self.required)
             if is_compared and recorded != planned[key]:
                 raise UserError(
                     f"{self.out}: expected {key} {planned[key]!r} in the row of {item.group}, seed {item.seed}, got "

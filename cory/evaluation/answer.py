@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
+from peft import PeftModel
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -151,7 +152,9 @@ def load_agent(
         base, base_tokenizer = load_answering(source.base, device)
         _check_tokens(source, (policy, tokenizer), (base, base_tokenizer))
     config = replace(config, model=source.model)
-    adapter = None if source.adapter is None else "default"  # PEFT's name for a loaded adapter
+    adapter = (
+        "default" if isinstance(policy, PeftModel) else None
+    )  # PEFT's name for a loaded adapter
     agent = Agent(source.model.name, policy, tokenizer, config, device, adapter=adapter)
     agent.date = date or agent.date
     return agent, base

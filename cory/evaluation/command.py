@@ -16,7 +16,7 @@ from cory.code_files import announce_files
 from cory.command import Arguments, add_flags, evaluation_name, flag_values, show_values
 from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError, counted
-from cory.evaluation.report import write_evaluation_report
+from cory.evaluation.report import evaluation_page
 from cory.evaluation.rows import line_up
 from cory.identity import data_hash, is_local, row_keys, share_in_training
 from cory.roles import query_text
@@ -28,7 +28,7 @@ from cory.run.folder import (
     run_agents,
     run_label,
 )
-from cory.run.report import NAME
+from cory.run.report import NAME, write_report
 from cory.run.settings import named, read_settings
 from cory.run.signals import keep_printing
 from cory.run.tables import interval_table
@@ -137,7 +137,7 @@ def evaluate(
         }
         _write_json(new / "settings.json", asdict(settings))
         _write_json(new / "evaluation.json", content)
-    write_evaluation_report(folder)
+    write_report(folder, evaluation_page)
     _print_tables(description, _by_run(rows, [run_label(run) for run in lineup.runs]), shown, costs)
     print(f"\nRows and responses are in {folder}; {NAME} shows them with a figure", flush=True)
     return Evaluation(folder, rows)

@@ -7,13 +7,8 @@ from functools import partial
 from pathlib import Path
 
 from cory.run.folder import read_rows, short_labels
-from cory.run.report import NAME, Page, Record, Table, write_or_warn
+from cory.run.report import Page, Record, Table
 from cory.run.tables import interval_rows
-
-
-def write_evaluation_report(folder: Path) -> None:
-    """Writes report.html into the folder of an evaluation. Warns if that fails."""
-    write_or_warn(folder / NAME, partial(evaluation_page, folder))
 
 
 def evaluation_page(folder: Path) -> Page:
@@ -50,7 +45,7 @@ def evaluation_page(folder: Path) -> Page:
                 "team_reward": record.get("team_rewards", [None])[0],
                 "kl": record["kl"][0],
             }
-            earlier = chains.get((record.get("read", ""), record["query"]), [])
+            earlier = chains.get((record["read"], record["query"]), [])
             chain = chains[record["model"], record["query"]] = [*earlier, response]
             page.add_chain(labels[record["model"]], chain)
     return page

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cory.code_files import announce_prompts
 from cory.config import Config, EvaluationConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.identity import check_models, policy_models
+from cory.identity import check_models, is_adapter, policy_models
 from cory.roles import RolePrompts
 from cory.run.folder import agent_index, run_agents, run_label
 from cory.run.settings import read_settings
@@ -69,7 +69,7 @@ def agent_sources(run: Path, config: Config, changes: Mapping[str, Any]) -> dict
     for name, folder in run_agents(run).items():
         model = config.of_agent(agent_index(folder.name)).model
         base = changed(replace(model, name=config.resolve(model.name)), changes)
-        if (folder / "adapter_config.json").exists():
+        if is_adapter(folder):
             sources[name] = ModelSource(base, folder, base)
         else:
             # Full weights are saved unquantized, even if the base was quantized.
@@ -182,7 +182,7 @@ def line_up(task: "Task", settings: EvaluationConfig) -> Lineup:
     if runs:
         first_run, config = next(iter(runs.items()))
         model = config.of_agent(0).model
-        base_task = with_prompts_of(first_run, task, settings.task)
+        base_task = with_prompts_of(first_run, config, task, settings.task)
         kl_coef = config.ppo.init_kl_coef
         date = read_settings(first_run).get("date")
     else:
@@ -245,7 +245,7 @@ def _add_agents(
     solo: list[Row], run: Path, config: Config, task: "Task", settings: EvaluationConfig
 ) -> list[Row]:
     """Adds and returns the rows of a run's agents, and adds rows for bases that have none yet."""
-    run_task = with_prompts_of(run, task, settings.task)
+    run_task = with_prompts_of(run, config, task, settings.task)
     agents = []
     for name, source in agent_sources(run, config, settings.model).items():
         # KL is measured to the agent's own base, unless the settings name one base for all rows.
@@ -314,16 +314,16 @@ def _after_itself(row: Row, calls: int) -> list[Row]:
 # Prompts and rewards that a run has recorded
 
 
-def with_prompts_of(run: Path, task: "Task", changes: Mapping[str, Any]) -> "Task":
+def with_prompts_of(run: Path, config: Config, task: "Task", changes: Mapping[str, Any]) -> "Task":
     """Returns the task with the prompts and roles that a run has recorded.
 
     Roles that the run lacks are taken from the task, if run and task have the same first role. A single agent holds
     these roles when it answers after itself.
 
     Args:
+        config: the run's settings.
         changes: changes to the run's `task` block. Prompts that they name are also taken from the task.
     """
-    config = run_config(run)
     templates = dict(read_settings(run)["fingerprint"]["prompts"])
     for role, template in [*templates.items()]:
         if template is None or f"{role}_prompt" in changes:
@@ -360,7 +360,7 @@ def check_run(run: Path, config: Config, task: "Task") -> list[str]:
     check_models(models, task.models(), str(run), chosen=True)
 
     notes = []
-    if fingerprint["prompts_sha256"] != with_prompts_of(Path(run), task, {}).hash_of_prompts():
+    if fingerprint["prompts_sha256"] != with_prompts_of(run, config, task, {}).hash_of_prompts():
         notes.append(
             f"{run_label(run)} was trained with another version of the file that defines a prompt function"
         )

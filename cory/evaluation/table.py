@@ -78,7 +78,7 @@ def table_rows(
         columns: the queries' columns, including `prompt`.
     """
     queries = row_keys(columns)
-    are_zero_or_one = all(
+    are_zero_or_one = bool(task.rewards) and all(
         reward in (0, 1)
         for model_records in records.values()
         for record in model_records
@@ -141,7 +141,7 @@ def chain_of(records: Mapping[str, Records], row_records: Records) -> list[Recor
         row_records: the row's records.
     """
     chain = [row_records]
-    while chain[-1][0].get("read") in records:
+    while chain[-1][0]["read"] in records:
         chain.append(records[chain[-1][0]["read"]])
     return chain
 

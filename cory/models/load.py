@@ -28,7 +28,7 @@ from transformers.utils.quantization_config import BitsAndBytesConfig
 
 from cory.config import Config, ModelConfig
 from cory.errors import UserError
-from cory.identity import is_local
+from cory.identity import is_adapter, is_local
 from cory.models import AVAILABLE
 from cory.models.families import check_model
 from cory.parallel.devices import configure
@@ -125,7 +125,7 @@ def load_policy(
             Quantization is not available.
     """
     where = find(model.name, "model.name", model.revision)
-    if (Path(model.name) / "adapter_config.json").exists():
+    if is_adapter(Path(model.name)):
         base_name, revision = base_of(Path(model.name))
         base, tokenizer = load_policy(replace(model, name=base_name, revision=revision), device)
         # Includes both names of tied weights, because an adapter may untie them.

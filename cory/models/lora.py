@@ -90,18 +90,16 @@ def without_adapters(policy: LanguageModel) -> AbstractContextManager[None]:
     return policy.disable_adapter() if isinstance(policy, PeftModel) else nullcontext()
 
 
-def save_policy(policy: LanguageModel, folder: Path, adapter: str | None) -> bool:
+def save_policy(policy: LanguageModel, folder: Path, adapter: str | None) -> None:
     """Saves one adapter of a policy as a PEFT folder, or the full model as a Hugging Face folder.
 
     The full model, without adapters, is saved if `adapter` is None or the policy has no adapters. The policy in memory
-    is unchanged. Only the main process writes, but all processes must call this if the policy is sharded. Returns
-    whether this process wrote.
+    is unchanged. Only the main process writes, but all processes must call this if the policy is sharded.
     """
     if isinstance(policy, PeftModel) and adapter is not None:
         _save_adapter(policy, folder, adapter)
     else:
         _save_model(policy, folder)
-    return is_main()
 
 
 def _save_adapter(policy: PeftModel, folder: Path, name: str) -> None:

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from cory.config import Config, SamplingConfig
 from cory.errors import UserError
+from cory.identity import is_adapter
 from cory.models.lora import LanguageModel, save_policy
 from cory.parallel import distributed
 
@@ -61,7 +62,7 @@ class Engine:
                 f"got {sorted(bases, key=str)}"
             )
         name = config.resolve(agents[0].model.name)
-        if (Path(name) / "adapter_config.json").exists():
+        if is_adapter(Path(name)):
             raise UserError(
                 f"model.name: expected a whole model with sampling.engine: vllm, got the adapter {name!r}"
             )

@@ -101,13 +101,20 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def gathered_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns full tensors in the main process's memory, {} in others. All processes must call this."""
+    """Returns full tensors in the main process's memory, {} in others. All processes must call this.
+
+    Names of one tensor share its copy, so tied weights stay tied.
+    """
     gathered = {}
+    copies: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
-        full_tensor = whole(tensor)
-        if distributed.is_main():
-            gathered[name] = full_tensor.cpu()
-    return gathered
+        if id(tensor) not in copies:
+            full_tensor = whole(tensor.detach())
+            copies[id(tensor)] = (
+                full_tensor.cpu() if distributed.is_main() else full_tensor.new_empty(0)
+            )
+        gathered[name] = copies[id(tensor)]
+    return gathered if distributed.is_main() else {}
 
 
 def part_like(tensor: Tensor, other: Tensor) -> Tensor:
@@ -120,14 +127,5 @@ def part_like(tensor: Tensor, other: Tensor) -> Tensor:
 
 def whole_weights(policy: nn.Module, name: str = "") -> dict[str, Tensor]:
     """Returns a policy's full weights whose names contain `name`, in the main process's memory; {} in others."""
-    weights: dict[str, Tensor] = {}
-    seen: dict[int, Tensor] = {}  # tied weights stay tied
-    for key, tensor in policy.state_dict(keep_vars=True).items():
-        if name in key:
-            if id(tensor) not in seen:
-                full_tensor = whole(tensor.detach())
-                seen[id(tensor)] = (
-                    full_tensor.cpu() if distributed.is_main() else full_tensor.new_empty(0)
-                )
-            weights[key] = seen[id(tensor)]
-    return weights if distributed.is_main() else {}
+    weights = policy.state_dict(keep_vars=True)
+    return gathered_tensors({key: tensor for key, tensor in weights.items() if name in key})

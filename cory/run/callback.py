@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from datasets import Dataset
 
@@ -88,8 +88,8 @@ def load_callbacks(names: list[str] | str) -> list[Callback]:
     """
     callbacks = []
     for name in as_list(names):
-        callback_class = load_code("callbacks", name).value
-        if not (isinstance(callback_class, type) and issubclass(callback_class, Callback)):
+        callback_class = cast(type, load_code("callbacks", name).value)
+        if not issubclass(callback_class, Callback):
             raise UserError(
                 f"callbacks: expected a class derived from cory.Callback, got {name} = {callback_class!r}"
             )

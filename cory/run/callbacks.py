@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -24,7 +25,7 @@ from cory.run.card import model_card
 from cory.run.folder import BEST, SUMMARY, Run, filled, write_text
 from cory.run.held_out import HeldOut, held_out_rewards, sum_of_rewards
 from cory.run.measure import MEANING, NUM_QUERIES, describe, peak_memory_mb
-from cory.run.report import write_run_report
+from cory.run.report import run_page, write_report
 from cory.run.tables import (
     ended_early,
     sample_table,
@@ -301,7 +302,7 @@ class Results(Callback):
         note = ended_early(summary, trainer.config.iterations)
         _draw_curves(run, trainer.task.prompts.name(0), note)
         write_text(run.folder / SUMMARY, json.dumps(summary, indent=2))
-        write_run_report(run.folder, trainer.config.method())
+        write_report(run.folder, partial(run_page, method=trainer.config.method()))
         print(summary_table(means, roles))
         print(sample_table(**summary["samples"]))
         speed = f"{summary['seconds_per_iteration']:.2f} s per iteration"

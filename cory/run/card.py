@@ -10,7 +10,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from cory.config import Config
 from cory.errors import counted
-from cory.identity import is_local
+from cory.identity import is_adapter, is_local
 from cory.roles import RolePrompts
 from cory.run.folder import agent_index
 from cory.run.tables import markdown, printable
@@ -98,10 +98,6 @@ def base_of(agent: str, config: Config) -> tuple[str, bool]:
     name = config.of_agent(agent_index(agent)).model.name
     is_folder = is_local(name) or Path(config.resolve(name)).is_dir()
     return Path(name).name if is_folder else name, is_folder
-
-
-def is_adapter(agent: Path) -> bool:
-    return (agent / "adapter_config.json").exists()
 
 
 def _loading(agent: str, folder: Path, config: Config, repository: str | None) -> list[str]:

@@ -101,8 +101,8 @@ def run_page(folder: Path, method: str) -> Page:
     done = len({row["iteration"] for row in rows})
     facts = [method, f"{done} of {counted(planned, 'iteration')}", f"seed {settings['seed']}"]
     page = Page(named(folder).name, facts)
-    if summary.get("stopped"):
-        page.notes.append(ended_early(summary, planned))
+    if note := ended_early(summary, planned):
+        page.notes.append(note)
     page.notes += summary.get("notes", [])
     if "best" in summary:
         page.facts.append(f"best agents: after iteration {summary['best']['iterations']}, in best/")
@@ -136,15 +136,14 @@ def start_and_end(rows: Sequence[Record]) -> Table:
     return Table("Start and end", cells, note)
 
 
-def write_run_report(folder: Path, method: str) -> None:
-    """Writes report.html into the folder of a run of `method`. Warns if that fails."""
-    write_or_warn(folder / NAME, partial(run_page, folder, method))
+def write_report(folder: Path, make: Callable[[Path], Page]) -> None:
+    """Writes report.html, the page that `make` returns for a folder, into the folder.
 
-
-def write_or_warn(path: Path, make: Callable[[], Page]) -> None:
-    """Writes a page. Errors become warnings, as everything the page shows is already saved."""
+    Errors become warnings, as everything the page shows is already saved.
+    """
+    path = folder / NAME
     try:
-        write_text(path, render(make()))
+        write_text(path, render(make(folder)))
     except Exception as error:
         warnings.warn(
             f"{path} could not be written ({type(error).__name__}: {error})", stacklevel=3

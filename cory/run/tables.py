@@ -93,8 +93,7 @@ def ended_early(summary: Mapping[str, Any], planned: int) -> str:
     """
     if not summary.get("stopped"):
         return ""
-    by = summary.get("stopped_by", "a callback")
-    return f"ended early, after iteration {summary['iterations']} of {planned}, by {by}"
+    return f"ended early, after iteration {summary['iterations']} of {planned}, by {summary['stopped_by']}"
 
 
 def summary_table(agents: Summary, roles: Summary) -> str:

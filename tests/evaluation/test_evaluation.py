@@ -21,13 +21,14 @@ from conftest import (
     sentences,
 )
 from evaluation_settings import settings
+from safetensors.torch import load_file, save_file
 
 from cory import evaluate
 from cory.agent import Agent
 from cory.config import EvaluationConfig, LoraConfig, ModelConfig, SamplingConfig
 from cory.errors import UserError
-from cory.evaluation.answer import respond
-from cory.evaluation.rows import agent_sources, line_up
+from cory.evaluation.answer import load_agent, respond
+from cory.evaluation.rows import ModelSource, agent_sources, line_up
 from cory.evaluation.table import table_rows
 from cory.models import load
 from cory.task import Task
@@ -192,6 +193,30 @@ def test_the_kl_of_an_adapter_is_to_the_model_without_it(config, held_out, tmp_p
     agent = answering(policy, tokenizer, adapter="default")
     _, divergences = respond(agent, base, prompts, sampling, batch_size=100)
     assert fmean(divergence.kl for divergence in divergences) == pytest.approx(two, rel=1e-5)
+
+
+def test_a_model_in_an_adapter_folder_answers_with_its_adapter(config, held_out):
+    folder = make_run(replace(config, iterations=1, lora=LoraConfig(rank=4)), 1) / "agent_1"
+    file = folder / "adapter_model.safetensors"
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: torch.randn(weight.shape, generator=generator)
+        for name, weight in load_file(file).items()
+    }
+    save_file(weights, file)
+    adapter = replace(config.model, name=str(folder))
+    prompts = list(held_out.dataset["prompt"])
+    loaded, base = load_agent(ModelSource(adapter, None, config.model), torch.device("cpu"), config)
+    rollout, divergences = respond(loaded, base, prompts, config.sampling)
+
+    merged, tokenizer = load.load_policy(adapter)
+    expected, expected_divergences = respond(
+        answering(merged, tokenizer), base, prompts, config.sampling
+    )
+    assert rollout.completions == expected.completions
+    kls = [divergence.kl for divergence in divergences]
+    assert min(kls) > 0.1
+    assert kls == pytest.approx([divergence.kl for divergence in expected_divergences], rel=1e-3)
 
 
 @pytest.mark.parametrize("other_base", [False, True])

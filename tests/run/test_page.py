@@ -11,10 +11,10 @@ import pytest
 from conftest import PLOT_CURVES as plot_curves
 from written import write_evaluation, write_run
 
-from cory.evaluation.report import write_evaluation_report
+from cory.evaluation.report import evaluation_page
 from cory.run.folder import read_rows
 from cory.run.plots import svg
-from cory.run.report import NAME, Table, render, run_page, write_run_report
+from cory.run.report import NAME, Table, render, run_page, write_report
 from cory.run.tables import printable
 
 HACK = "window.hacked = 1"
@@ -112,8 +112,8 @@ def test_pages_link_to_nothing_and_run_one_script(tmp_path):
     """The content security policy of run and evaluation pages allows only the script whose hash it contains."""
     run = write_run(tmp_path / "a", texts=["one"])
     evaluation = write_evaluation(tmp_path / "e")
-    write_run_report(run, "CORY")
-    write_evaluation_report(evaluation)
+    write_report(run, partial(run_page, method="CORY"))
+    write_report(evaluation, evaluation_page)
     for path in (run / NAME, evaluation / NAME):
         html = path.read_text()
         parsed = Parsed(html)

@@ -40,18 +40,17 @@ def study():
 
 
 def test_the_level_is_the_highest_that_the_first_seeds_reach(study):
-    first = study.of_seeds(range(5))
     names = ("reader", "partner")
-    assert chosen_level(first, names, "observer", LEVELS) == 1.1
-    assert chosen_level(first, names, "observer", [1.3, 1.5]) is None
+    assert chosen_level(study, names, "observer", LEVELS) == 1.1
+    assert chosen_level(study, names, "observer", [1.3, 1.5]) is None
     # A level must be above the task reward at which each group starts, even a group that is not compared.
     # The reader's observer starts at 0.4.
-    assert chosen_level(first, ("partner", "partner"), "observer", [0.4]) is None
-    assert chosen_level(first, names, "observer", [0.3, 0.4]) is None
-    assert chosen_level(first, names, "observer", [0.3, 0.41]) == 0.41
+    assert chosen_level(study, ("partner", "partner"), "observer", [0.4]) is None
+    assert chosen_level(study, names, "observer", [0.3, 0.4]) is None
+    assert chosen_level(study, names, "observer", [0.3, 0.41]) == 0.41
     # With `rise`, a level is an increase since the group's start. The reader's reward rises by 0.78, so
     # it reaches 0.7 but not 0.8.
-    assert chosen_level(first, names, "observer", [0.3, 0.7, 0.8], rise=True) == 0.7
+    assert chosen_level(study, names, "observer", [0.3, 0.7, 0.8], rise=True) == 0.7
 
 
 def test_groups_are_compared_at_their_level_seed_by_seed(study):

@@ -137,7 +137,8 @@ def judged(tmp_path, monkeypatch):
             made.append(item)
             if not item.folder.exists():
                 make_run(item.folder, item.seed, iterations=3)
-                write_settings(item.folder, item.settings | {"versions": VERSIONS})
+                recorded = {"versions": VERSIONS, "fingerprint": {"task": "imdb"}}
+                write_settings(item.folder, item.settings | recorded)
                 for name in ("agent_1", "checkpoints"):
                     (item.folder / name).mkdir()
                     (item.folder / name / "weights").write_bytes(b"0" * 500_000)

@@ -133,10 +133,13 @@ def test_invalid_chat_messages_are_named_by_row(workdir, prompt):
         make_task(settings(dataset="bad.jsonl", prompt_column="ask"))
 
 
-@pytest.mark.parametrize("names", ["watch.py:length", ["none.py:Count"]])
-def test_a_callback_must_be_a_class_in_an_existing_file(workdir, names):
-    with pytest.raises(UserError, match=r"^callbacks: "):
-        load_callbacks(names)
+def test_a_callback_must_be_derived_from_callback(workdir):
+    (workdir / "plain.py").write_text("class Plain: ...\n")
+    with pytest.raises(
+        UserError,
+        match=r"^callbacks: expected a class derived from cory.Callback, got plain.py:Plain",
+    ):
+        load_callbacks("plain.py:Plain")
 
 
 @pytest.mark.parametrize("name", ["runs/nope", "nobody/nothing"])
