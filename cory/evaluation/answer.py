@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
-from peft import PeftModel
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -23,6 +22,7 @@ from cory.checks import check_answer
 from cory.config import Config, EvaluationConfig, SamplingConfig
 from cory.errors import UserError
 from cory.evaluation.rows import Lineup, ModelSource, Row, same_weights
+from cory.identity import is_adapter
 from cory.learners.losses import TokenLogprobs
 from cory.learners.memory import LARGEST, rows_within
 from cory.metrics import full_kl
@@ -152,9 +152,8 @@ def load_agent(
         base, base_tokenizer = load_answering(source.base, device)
         _check_tokens(source, (policy, tokenizer), (base, base_tokenizer))
     config = replace(config, model=source.model)
-    adapter = (
-        "default" if isinstance(policy, PeftModel) else None
-    )  # PEFT's name for a loaded adapter
+    has_adapter = source.adapter is not None or is_adapter(Path(source.model.name))
+    adapter = "default" if has_adapter else None  # PEFT's name for a loaded adapter
     agent = Agent(source.model.name, policy, tokenizer, config, device, adapter=adapter)
     agent.date = date or agent.date
     return agent, base

@@ -52,7 +52,9 @@ def write_run(
     for key, value in (changes or {}).items():
         block, name = key.split(".")
         settings[block][name] = value
-    write_settings(folder, settings | {"versions": {"commit": "abc"}})
+    write_settings(
+        folder, settings | {"versions": {"commit": "abc"}, "fingerprint": {"task": "imdb"}}
+    )
     rows = []
     for k in range(iterations):
         for a in range(agents):
