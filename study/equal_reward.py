@@ -157,8 +157,8 @@ def at_all_readings(
 ) -> Rows:
     """Compares pairs of groups in a role: the ratio of their KLs at a level of task reward, in each reading.
 
-    The first seeds choose the level (`chosen_level`). A reading is a way to read off the KL at a
-    level. The polynomial fit gives the verdict, which is marked *fragile* if another reading disagrees.
+    The first seeds choose the level (`chosen_level`). A reading is a way to read off the KL at a level. The polynomial
+    fit gives the verdict, which is marked *fragile* if another reading disagrees.
 
     Args:
         compared: triples of our group, the rival, and a role or `any`.
