@@ -60,7 +60,7 @@ SETTINGS = {
     "imdb_partner_sampled_kl": "toy, sampled KL, 3e-5",
     "imdb_partner_sampled_kl_low_rate": "toy, sampled KL, 1.5e-5",
     "imdb_stability": "SmolLM2, full KL, 3e-5",
-    "imdb_rivals": "SmolLM2, sampled KL, 1e-4, causal credit",
+    "imdb_partner_smollm2": "SmolLM2, sampled KL, 1e-4",
     "imdb_confounders": "toy, full KL, 3e-5, published scripts",
     "imdb_ablations_full_kl": "toy, full KL, 3e-5, ablations",
     "imdb_ablations_sampled_kl": "toy, sampled KL, 3e-5, ablations",

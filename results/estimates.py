@@ -17,7 +17,6 @@ from study.held_out import held_out_by_seed, judged_by
 from study.intervals import Interval, difference, over_seeds, ratio
 
 PPO, CORY = "PPO", "CORY"
-CAUSAL = "CORY, causal"  # the method's group in studies without a group CORY
 Measure = Callable[[pd.DataFrame], float]  # takes the metrics of one run
 Statistic = Callable[[pd.Series, pd.Series], Interval]  # takes two groups' values by seed
 Estimate = Callable[[Study], Interval]
@@ -30,7 +29,7 @@ class Untested(Exception):
 
 
 def prepared(study: Study) -> Study:
-    """Adds the columns that measures need to the metrics. If no group is named CORY, renames `CORY, causal` to CORY."""
+    """Adds the columns that measures need to the metrics."""
     times = collapse_times(study)
     run_columns = study.runs[[*RUN, "first_role", LIMIT]].drop_duplicates(RUN)
     run_columns = run_columns.join(
@@ -39,14 +38,7 @@ def prepared(study: Study) -> Study:
     run_columns = run_columns.rename(columns={"texts": "texts_collapse", "first": "collapse"})
     planned = planned_iterations(study)
     metrics = study.metrics.merge(run_columns.assign(planned=planned), on=RUN)
-    names = {} if CORY in set(study.runs["family"]) else {CAUSAL: CORY}
-    return replace(
-        study,
-        runs=study.runs.replace({"group": names, "family": names}),
-        metrics=metrics.replace({"group": names}),
-        final=study.final.replace({"group": names}),
-        held_out=study.held_out.replace({"group": names}),
-    )
+    return replace(study, metrics=metrics)
 
 
 # Measures of one run.

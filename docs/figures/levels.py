@@ -27,22 +27,22 @@ NAMES = {"observer": "as observer", "pioneer": "as pioneer", ANY: "both roles"}
 MARGIN = 0.2  # levels start this far above the initial task reward, as ratios of tiny KLs are noise
 # The untaught toy was not trained in the observer's prompt form.
 PANELS = {
-    "toy, 20 seeds": ("imdb_partner_sampled_kl", "CORY"),
-    "untaught toy, 20 seeds": ("imdb_untaught_sampled_kl", "CORY"),
-    "SmolLM2-135M, 5 seeds": ("imdb_rivals", "CORY, causal"),
+    "toy, 20 seeds": "imdb_partner_sampled_kl",
+    "untaught toy, 20 seeds": "imdb_untaught_sampled_kl",
+    "SmolLM2-135M, 5 seeds": "imdb_partner_smollm2",
 }
 
 
-def panel(axis: Axes, study: Study, group: str) -> None:
+def panel(axis: Axes, study: Study) -> None:
     """Draws each role's ratio with its 95 % band, at the reward levels that 90 % of CORY's and of PPO's runs reach."""
     seeds = study.runs["seed"].nunique()
     at_start = study.metrics[study.metrics["iteration"] == 0].groupby(["group", "role"])
-    start = at_start["task_reward"].mean()[[group, "PPO"]].max()
+    start = at_start["task_reward"].mean()[["CORY", "PPO"]].max()
     levels = np.arange(np.ceil((start + MARGIN) * 20) / 20, 1.5, 0.05)
     for role, colour in ROLES.items():
         shown = []
         for level in levels:
-            ours = kls_at_level(study, group, role, level)
+            ours = kls_at_level(study, "CORY", role, level)
             theirs = kls_at_level(study, "PPO", ANY, level)
             if min(len(ours), len(theirs)) >= SHARE * seeds:
                 shown.append((level, *ratio(ours, theirs)[:3]))
@@ -58,8 +58,8 @@ def panel(axis: Axes, study: Study, group: str) -> None:
 
 def main() -> None:
     figure, axes = plt.subplots(1, 3, figsize=(8, 3.4), sharey=True, layout="constrained")
-    for axis, (title, (folder, group)) in zip(axes, PANELS.items(), strict=True):
-        panel(axis, read_study(ROOT / "results" / folder), group)
+    for axis, (title, folder) in zip(axes, PANELS.items(), strict=True):
+        panel(axis, read_study(ROOT / "results" / folder))
         axis.set_title(title, fontsize=11)
     axes[0].set_ylabel("CORY's KL / PPO's")
     figure.supxlabel("task reward", fontsize=11)

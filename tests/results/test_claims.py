@@ -116,18 +116,6 @@ def test_a_claim_about_collapse_is_not_testable_without_a_collapse():
     assert untested.value.args == (NOT_TESTABLE, "none")
 
 
-def test_runs_with_causal_credit_stand_for_cory_if_there_are_no_others():
-    study = prepared(make_study({PPO: rising(6.0), estimates.CAUSAL: rising(1.0)}, roles=ROLES))
-    kl = estimates.between(PPO, CORY, end("kl"), ratio)
-    assert kl(study).value == pytest.approx(6.0)
-    both = prepared(
-        make_study(
-            {PPO: rising(6.0), CORY: rising(2.0), estimates.CAUSAL: rising(1.0)}, roles=ROLES
-        )
-    )
-    assert kl(both).value == pytest.approx(3.0)
-
-
 def test_frontiers_and_values_are_compared_seed_by_seed():
     points = {"PPO 1": (1, 6), "PPO 10": (2, 9), "CORY 1": (1, 1), "CORY 10": (4, 2)}
     raw_study = make_study(
