@@ -249,16 +249,7 @@ def _read_line(
     if "--version" in argv:
         print(version("cory"))
         sys.exit(0)
-    parser = Arguments(
-        sys.modules["__main__"].__doc__,
-        usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
-        add_help=False,  # our --help shows the file's values, so the file must be read first
-    )
-    parser.add_argument("--help", "-h", action="store_true", help="print this, and end")
-    parser.add_argument("--version", action="store_true", help="print the version, and end")
-    parser.add_argument("--print_config", action="store_true", help="print all settings, and end")
-    parser.add_argument("--config", metavar="FILE", help="YAML file")
-    add_flags(parser, kind)
+    parser = _parser(kind)
     parsed = parser.parse_args(argv)
     flags = flag_values(kind, vars(parsed))
     for name in ("help", "version", "print_config", "config"):
@@ -273,13 +264,6 @@ def _read_line(
         parser.print_help()
         sys.exit(0)
 
-    if single_agent:
-        given = flags if run is None else values | flags
-        for key in MULTI_AGENT_KEYS:
-            if given.get(key) not in (None, 1):
-                raise UserError(
-                    f"{key}: expected 1 in a script that trains a single agent, got {given[key]}"
-                )
     if run is not None and parsed.config:
         raise UserError(
             f"config: expected none with --resume, got {parsed.config!r}. A resumed run keeps its settings"
@@ -288,6 +272,8 @@ def _read_line(
         raise UserError(
             f"output: expected none with --resume, got {flags['output']!r}. A resumed run keeps its folder, {run}"
         )
+    if single_agent:
+        _refuse_more_agents(flags if run is None else values | flags)
     try:
         config = from_dotted(kind, values | flags)
         if single_agent:
@@ -305,6 +291,30 @@ def _read_line(
         sys.exit(0)
     changed = {key: value for key, value in flags.items() if value != values[key]}
     return config, file, changed
+
+
+def _parser(kind: type[Settings]) -> Arguments:
+    """Makes the parser of a script's command line: general flags, and one flag per key of the settings."""
+    parser = Arguments(
+        sys.modules["__main__"].__doc__,
+        usage="%(prog)s [--config FILE] [--KEY VALUE ...]",
+        add_help=False,  # our --help shows the file's values, so the file must be read first
+    )
+    parser.add_argument("--help", "-h", action="store_true", help="print this, and end")
+    parser.add_argument("--version", action="store_true", help="print the version, and end")
+    parser.add_argument("--print_config", action="store_true", help="print all settings, and end")
+    parser.add_argument("--config", metavar="FILE", help="YAML file")
+    add_flags(parser, kind)
+    return parser
+
+
+def _refuse_more_agents(given: Mapping[str, Any]) -> None:
+    """Raises a UserError if a script that trains a single agent was given more agents or roles."""
+    for key in MULTI_AGENT_KEYS:
+        if given.get(key) not in (None, 1):
+            raise UserError(
+                f"{key}: expected 1 in a script that trains a single agent, got {given[key]}"
+            )
 
 
 def _values_of(file: Path, kind: type[Settings]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from cory.run.folder import locked
 from cory.run.settings import FREE
 from study import engines, first_run
 from study.compare import verdicts, write_page
-from study.experiment_file import read_experiment
+from study.experiment_file import Experiment, read_experiment
 from study.frame import make_folder
 from study.plan import ROOT, Planned, checkout_file, is_single, plan
 from study.results import Results
@@ -58,25 +58,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             f"--discard-agents: expected a scale with `evaluate`, got {scale}. Agents are removed after evaluation"
         )
-    single = next((item for item in planned if is_single(item.settings)), planned[0])
-    baseline = experiment.baseline or single.label
-    local = {key for key, value in changes.items() if _is_local_path(value)}
-    results = Results(
-        out,
-        experiment.name,
-        scale,
-        planned,
-        experiment.over,
-        baseline,
-        evaluation,
-        set_for_all=[key for key in [*settings.flags, *changes] if key not in local],
-        # Machines may name models and data differently, and keys in FREE do not change what is learned.
-        required=[
-            key
-            for key in changes
-            if key not in {"model.name", *local, *FREE} and not key.startswith("task.")
-        ],
-    )
+    results = _results(experiment, scale, changes, planned, out, evaluation)
 
     # Runs are made seed by seed, so that groups share seeds even if the experiment is stopped.
     seeds = settings.seeds[: args.seeds]
@@ -100,24 +82,59 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     with locked(out):
         results.write()
         failed = _make(missing, results, args, threads)
-        if results.study is None:
-            raise UserError(
-                f"expected at least one finished run, got none. The first run's output is in {planned[0].log}"
-            )
-        notes = [
-            f"planned, but not finished: {item.folder.name}"
-            for item in planned
-            if not results.has(item)
-        ]
-        command = _repeat_command(args.file, scale, changes)
-        page = write_page(
-            results.study, out, experiment.title, experiment.question, command, notes=notes
-        )
-        print("\n".join([*verdicts(results.study), f"Written to {page}"]))
+        _write_page(results, experiment, _repeat_command(args.file, scale, changes))
     if failed:
         raise UserError(
             f"{counted(len(failed), 'run')} failed or stopped. Repeat the command to continue"
         )
+
+
+def _results(
+    experiment: Experiment,
+    scale: str,
+    changes: dict[str, str],
+    planned: Sequence[Planned],
+    out: Path,
+    evaluation: RunEvaluation | None,
+) -> Results:
+    """Reads the results that --out already has; `changes` are the values of --set by key."""
+    single = next((item for item in planned if is_single(item.settings)), planned[0])
+    local = {key for key, value in changes.items() if _is_local_path(value)}
+    return Results(
+        out,
+        experiment.name,
+        scale,
+        planned,
+        experiment.over,
+        experiment.baseline or single.label,
+        evaluation,
+        set_for_all=[
+            key for key in [*experiment.scales[scale].flags, *changes] if key not in local
+        ],
+        # Machines may name models and data differently, and keys in FREE do not change what is learned.
+        required=[
+            key
+            for key in changes
+            if key not in {"model.name", *local, *FREE} and not key.startswith("task.")
+        ],
+    )
+
+
+def _write_page(results: Results, experiment: Experiment, command: str) -> None:
+    """Writes the page that compares the runs and prints its verdicts. Raises a UserError if no run has finished."""
+    if results.study is None:
+        raise UserError(
+            f"expected at least one finished run, got none. The first run's output is in {results.planned[0].log}"
+        )
+    notes = [
+        f"planned, but not finished: {item.folder.name}"
+        for item in results.planned
+        if not results.has(item)
+    ]
+    page = write_page(
+        results.study, results.out, experiment.title, experiment.question, command, notes=notes
+    )
+    print("\n".join([*verdicts(results.study), f"Written to {page}"]))
 
 
 def _make(

@@ -30,7 +30,7 @@ from cory.models.load import adapter_tokenizer, attach, load_answering
 from cory.models.prefixes import response_logits
 from cory.models.text import pad_token
 from cory.parallel.devices import autocast, to_device
-from cory.rewards import score_chains, score_rollouts
+from cory.rewards import Scores, score_chains, score_rollouts
 from cory.roles import Prompt
 from cory.rollout import Batch, Rollout, joined, repeated
 from cory.streams import Purpose, Stream
@@ -265,6 +265,11 @@ class Evaluator:
         role = row.task.prompts.name(row.role)
         rollout = replace(rollout, role=role)
         (scores,) = score_rollouts(row.task.reward, batch, [rollout], first=row.role)
+        if row.task.extract is not None and any(k > 1 for k in self.settings.ks):
+            # An error ends the evaluation now, not after its last answer.
+            for text in rollout.completions:
+                check_answer(row.task.extract(text))
+
         team_rewards = None
         if row.task.team is not None and row.role + 1 in self.lineup.team_sizes:
             columns = dict(batch.columns)
@@ -272,40 +277,20 @@ class Evaluator:
             chains = list(zip(*earlier, rollout.completions, strict=True))
             team_rewards = score_chains(row.task.team, prompts, chains, columns).tolist()
 
-        if row.task.extract is not None and any(k > 1 for k in self.settings.ks):
-            # An error ends the evaluation now, not after its last answer.
-            for text in rollout.completions:
-                check_answer(row.task.extract(text))
-
-        rewards = scores.total.tolist()
         records = []
         for position, query in enumerate(chunk):
-            first = position * samples
-            rows = slice(first, first + samples)
+            of_query = slice(position * samples, (position + 1) * samples)
             record = {
                 "model": row.name,
                 "query": query,
                 "role": role,
-                "rewards": rewards[rows],
-                "rewards_by_function": {
-                    function: [
-                        None if math.isnan(value) else value for value in values[rows].tolist()
-                    ]
-                    for function, values in scores.by_function.items()
-                },
-                "kl": [divergence.kl for divergence in divergences[rows]],
-                "base_nll": [divergence.base_nll for divergence in divergences[rows]],
-                "tokens": [len(ids) for ids in rollout.response_ids[rows]],
-                "prompt_tokens": [len(ids) for ids in rollout.prompt_ids[rows]],
-                "completions": rollout.completions[rows],
                 "read": row.reads.name if row.reads else None,
-                # Prompts are long, so only the first sample's prompt is kept.
-                "prompt": rollout.prompts[first],
+                **_measures(rollout, scores, divergences, of_query),
             }
             if self.lineup.sampled_kl:
-                record["sampled_kl"] = [divergence.sampled_kl for divergence in divergences[rows]]
+                record["sampled_kl"] = [one.sampled_kl for one in divergences[of_query]]
             if team_rewards is not None:
-                record["team_rewards"] = team_rewards[rows]
+                record["team_rewards"] = team_rewards[of_query]
             records.append(record)
         if self.settings.greedy:
             self._add_greedy(row, agent, chunk, records)
@@ -334,3 +319,24 @@ class Evaluator:
             name: repeated([values[query] for query in chunk], samples)
             for name, values in self.columns.items()
         }
+
+
+def _measures(
+    rollout: Rollout, scores: Scores, divergences: Sequence[Divergence], of_query: slice
+) -> Record:
+    """Returns the responses to one query, a slice of a rollout, with their rewards, lengths and divergences."""
+    by_function = {
+        function: [None if math.isnan(value) else value for value in values[of_query].tolist()]
+        for function, values in scores.by_function.items()
+    }
+    return {
+        "rewards": scores.total[of_query].tolist(),
+        "rewards_by_function": by_function,
+        "kl": [one.kl for one in divergences[of_query]],
+        "base_nll": [one.base_nll for one in divergences[of_query]],
+        "tokens": [len(ids) for ids in rollout.response_ids[of_query]],
+        "prompt_tokens": [len(ids) for ids in rollout.prompt_ids[of_query]],
+        "completions": rollout.completions[of_query],
+        # Prompts are long, so only the first sample's prompt is kept.
+        "prompt": rollout.prompts[of_query.start],
+    }
