@@ -264,6 +264,8 @@ def _read_line(
         parser.print_help()
         sys.exit(0)
 
+    if single_agent:
+        _refuse_more_agents(flags if run is None else values | flags)
     if run is not None and parsed.config:
         raise UserError(
             f"config: expected none with --resume, got {parsed.config!r}. A resumed run keeps its settings"
@@ -272,8 +274,6 @@ def _read_line(
         raise UserError(
             f"output: expected none with --resume, got {flags['output']!r}. A resumed run keeps its folder, {run}"
         )
-    if single_agent:
-        _refuse_more_agents(flags if run is None else values | flags)
     try:
         config = from_dotted(kind, values | flags)
         if single_agent:

@@ -82,7 +82,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     with locked(out):
         results.write()
         failed = _make(missing, results, args, threads)
-        _write_page(results, experiment, _repeat_command(args.file, scale, changes))
+        _report(results, experiment, _repeat_command(args.file, scale, changes))
     if failed:
         raise UserError(
             f"{counted(len(failed), 'run')} failed or stopped. Repeat the command to continue"
@@ -120,7 +120,7 @@ def _results(
     )
 
 
-def _write_page(results: Results, experiment: Experiment, command: str) -> None:
+def _report(results: Results, experiment: Experiment, command: str) -> None:
     """Writes the page that compares the runs and prints its verdicts. Raises a UserError if no run has finished."""
     if results.study is None:
         raise UserError(

@@ -285,7 +285,7 @@ class Evaluator:
                 "query": query,
                 "role": role,
                 "read": row.reads.name if row.reads else None,
-                **_measures(rollout, scores, divergences, of_query),
+                **_responses_to_query(rollout, scores, divergences, of_query),
             }
             if self.lineup.sampled_kl:
                 record["sampled_kl"] = [one.sampled_kl for one in divergences[of_query]]
@@ -321,7 +321,7 @@ class Evaluator:
         }
 
 
-def _measures(
+def _responses_to_query(
     rollout: Rollout, scores: Scores, divergences: Sequence[Divergence], of_query: slice
 ) -> Record:
     """Returns the responses to one query, a slice of a rollout, with their rewards, lengths and divergences."""
