@@ -23,14 +23,12 @@ from pathlib import Path
 
 from cory.command import Arguments, main
 from cory.errors import UserError, counted
-from cory.identity import is_local
 from cory.run.folder import locked
-from cory.run.settings import FREE
 from study import engines, first_run
 from study.compare import verdicts, write_page
-from study.experiment_file import Experiment, read_experiment
+from study.experiment_file import read_experiment
 from study.frame import make_folder
-from study.plan import ROOT, Planned, checkout_file, is_single, plan
+from study.plan import ROOT, Planned, checkout_file, is_local_path, plan
 from study.results import Results
 from study.run_evaluation import RunEvaluation
 
@@ -58,7 +56,7 @@ def command_line(argv: Sequence[str] | None = None) -> None:
         raise UserError(
             f"--discard-agents: expected a scale with `evaluate`, got {scale}. Agents are removed after evaluation"
         )
-    results = _results(experiment, scale, changes, planned, out, evaluation)
+    results = Results(out, experiment, scale, changes, planned, evaluation)
 
     # Runs are made seed by seed, so that groups share seeds even if the experiment is stopped.
     seeds = settings.seeds[: args.seeds]
@@ -82,46 +80,16 @@ def command_line(argv: Sequence[str] | None = None) -> None:
     with locked(out):
         results.write()
         failed = _make(missing, results, args, threads)
-        _report(results, experiment, _repeat_command(args.file, scale, changes))
+        _report(results, _repeat_command(args.file, scale, changes))
     if failed:
         raise UserError(
             f"{counted(len(failed), 'run')} failed or stopped. Repeat the command to continue"
         )
 
 
-def _results(
-    experiment: Experiment,
-    scale: str,
-    changes: dict[str, str],
-    planned: Sequence[Planned],
-    out: Path,
-    evaluation: RunEvaluation | None,
-) -> Results:
-    """Reads the results that --out already has; `changes` are the values of --set by key."""
-    single = next((item for item in planned if is_single(item.settings)), planned[0])
-    local = {key for key, value in changes.items() if _is_local_path(value)}
-    return Results(
-        out,
-        experiment.name,
-        scale,
-        planned,
-        experiment.over,
-        experiment.baseline or single.label,
-        evaluation,
-        set_for_all=[
-            key for key in [*experiment.scales[scale].flags, *changes] if key not in local
-        ],
-        # Machines may name models and data differently, and keys in FREE do not change what is learned.
-        required=[
-            key
-            for key in changes
-            if key not in {"model.name", *local, *FREE} and not key.startswith("task.")
-        ],
-    )
-
-
-def _report(results: Results, experiment: Experiment, command: str) -> None:
+def _report(results: Results, command: str) -> None:
     """Writes the page that compares the runs and prints its verdicts. Raises a UserError if no run has finished."""
+    experiment = results.experiment
     if results.study is None:
         raise UserError(
             f"expected at least one finished run, got none. The first run's output is in {results.planned[0].log}"
@@ -291,14 +259,9 @@ def _repeat_command(file: str, scale: str, changes: dict[str, str]) -> str:
     shown = str(absolute.relative_to(ROOT)) if is_shipped else file
     command = f"python -m study.experiment {shlex.quote(shown)} --scale {scale}"
     for key, value in changes.items():
-        shown_value = "FOLDER" if _is_local_path(value) else value
+        shown_value = "FOLDER" if is_local_path(value) else value
         command += f" --set {shlex.quote(f'{key}={shown_value}')}"
     return command
-
-
-def _is_local_path(value: str) -> bool:
-    """Whether a value of --set names a file or folder that other machines may not have."""
-    return is_local(value) or ("/" in value and os.path.exists(value))
 
 
 if __name__ == "__main__":

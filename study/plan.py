@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import os
 import re
 import shlex
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 from cory.command import flag_values, load
 from cory.errors import UserError, one_of
 from cory.evaluation.command import parse_settings
+from cory.identity import is_local
 from cory.own_task import OWN
 from cory.run.settings import FREE, differences, flat
 from cory.settings import blocks, changed
@@ -231,6 +233,11 @@ def _plan_runs(
                 cwd=None if is_module(script) else ROOT,
                 starts_from=_starts_from(all_flags, home, seed),
             )
+
+
+def is_local_path(value: str) -> bool:
+    """Whether a value of --set names a file or folder that other machines may not have."""
+    return is_local(value) or ("/" in value and os.path.exists(value))
 
 
 def is_single(settings: Mapping[str, Any]) -> bool:

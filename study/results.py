@@ -4,14 +4,15 @@ A run is identified by experiment, group and seed, on every machine. Once its ro
 needed. To make the run again, delete its row in runs.csv and its folder.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from cory.errors import UserError
-from cory.run.settings import flat
+from cory.run.settings import FREE, flat
+from study.experiment_file import Experiment
 from study.frame import (
     BASE,
     Study,
@@ -22,7 +23,7 @@ from study.frame import (
     read_study,
     write_study,
 )
-from study.plan import Planned, varied_keys
+from study.plan import Planned, is_local_path, is_single, varied_keys
 from study.run_evaluation import RunEvaluation
 
 
@@ -31,13 +32,11 @@ class Results:
 
     Args:
         out: the folder of the files.
-        experiment, scale: the names of the experiment and scale.
+        experiment: the experiment.
+        scale: the name of its scale.
+        changes: the values set for all runs on the command line, by key.
         planned: all runs.
-        over: the key that the experiment varies.
-        baseline: the name of the runs with which others are compared.
         evaluation: the evaluation of each run that has ended, or None.
-        set_for_all: keys changed in every run; rows record their values.
-        required: keys that all rows must record, such as those set on the command line.
 
     Raises:
         UserError: a row does not match the plan.
@@ -46,24 +45,30 @@ class Results:
     def __init__(
         self,
         out: Path,
-        experiment: str,
+        experiment: Experiment,
         scale: str,
+        changes: Mapping[str, str],
         planned: Sequence[Planned],
-        over: str | None,
-        baseline: str,
         evaluation: RunEvaluation | None,
-        set_for_all: Sequence[str],
-        required: Sequence[str],
     ) -> None:
         self.out = out
         self.experiment = experiment
         self.scale = scale
         self.planned = planned
-        self.over = over
-        self.baseline = baseline
         self.evaluation = evaluation
-        self.required = required
+        single = next((item for item in planned if is_single(item.settings)), planned[0])
+        self.baseline = experiment.baseline or single.label
+        local = {key for key, value in changes.items() if is_local_path(value)}
+        set_for_all = [
+            key for key in [*experiment.scales[scale].flags, *changes] if key not in local
+        ]
         self.keys = [*varied_keys(planned), *set_for_all]
+        # Machines may name models and data differently, and keys in FREE do not change what is learned.
+        self.required = [
+            key
+            for key in changes
+            if key not in {"model.name", *local, *FREE} and not key.startswith("task.")
+        ]
         self.study = read_study(out) if (out / "runs.csv").exists() else None
         if self.study is not None:
             # Drops rows of runs whose row in runs.csv was deleted or not yet written.
@@ -102,10 +107,10 @@ class Results:
         """Raises a UserError if a row in the folder is not in the plan, or has other settings."""
         planned = {(item.group, item.seed): item for item in self.planned}
         for run, (_, row) in zip(study.names, study.runs.iterrows(), strict=True):
-            is_same = (row["experiment"], row["scale"]) == (self.experiment, self.scale)
+            is_same = (row["experiment"], row["scale"]) == (self.experiment.name, self.scale)
             if not is_same or run not in planned:
                 raise UserError(
-                    f"--out: expected rows of planned runs of {self.experiment} at {self.scale}, got the row of "
+                    f"--out: expected rows of planned runs of {self.experiment.name} at {self.scale}, got the row of "
                     f"{row['group']}, seed {row['seed']}, of {row['experiment']} at {row['scale']}"
                 )
             self._check(row, planned[run])
@@ -132,11 +137,11 @@ class Results:
         settings = flat(item.settings)
         return {
             **described(item.settings),
-            "experiment": self.experiment,
+            "experiment": self.experiment.name,
             "scale": self.scale,
             "group": item.group,
             "family": item.label,
-            "over": self.over or "",
+            "over": self.experiment.over or "",
             "value": "" if item.value is None else str(item.value),
             "baseline": self.baseline in (item.group, item.label),
             "evaluation": self.evaluation.command if self.evaluation else "",
